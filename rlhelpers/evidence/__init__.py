@@ -1,0 +1,1 @@
+"""Many runs: read from their folders, compared, drawn.  Imports nothing that trains."""

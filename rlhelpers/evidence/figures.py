@@ -1,0 +1,84 @@
+"""Pictures of runs, in one style: readable axes with units, colours that colour-blind readers tell apart."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rlhelpers import paths
+
+# Okabe and Ito's palette (jfly.uni-koeln.de/color), which survives the common forms of colour blindness.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+STYLE = {
+    "axes.prop_cycle": plt.cycler(color=COLOURS),
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "axes.titlesize": "medium",
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+}
+
+
+def learning_curves(metrics: pd.DataFrame, title: str) -> Figure:
+    """What was learned: reward and format reward on training batches and on validation, against the step."""
+    with plt.style.context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+        for axes, name, what in ((left, "reward", "reward"), (right, "format_reward", "format reward")):
+            _line(axes, metrics, name, "training batch", alpha=0.6)
+            _line(axes, metrics, f"val_{name}", "validation", marker="o", linewidth=2)
+            axes.set(xlabel="rollout step", ylabel=f"mean {what} per response", title=what, ylim=(-0.02, 1.02))
+        left.legend()
+        figure.suptitle(title)
+    return figure
+
+
+# metric -> (title, label of the axis)
+DIAGNOSTICS = {
+    "loss": ("loss: no measure of progress", "loss"),
+    "grad_norm": ("gradient norm before clipping", "norm"),
+    "token_entropy": ("entropy of the next token", "nats"),
+    "response_length": ("response length", "tokens"),
+    "signal_fraction": ("groups with a signal", "fraction of groups"),
+    "clip_fraction": ("clipped tokens", "fraction of tokens"),
+}
+
+
+def diagnostics(metrics: pd.DataFrame, title: str) -> Figure:
+    """How the training went: one small picture for each diagnostic."""
+    with plt.style.context(STYLE):
+        figure, panels = plt.subplots(2, 3, figsize=(10, 5), sharex=True)
+        for axes, (name, (heading, unit)) in zip(panels.flat, DIAGNOSTICS.items(), strict=True):
+            _line(axes, metrics, name, "measured")
+            axes.set(title=heading, ylabel=unit)
+            if name == "signal_fraction":
+                _line(axes, metrics, "predicted_signal_fraction", r"$1-p^G-(1-p)^G$", linestyle="--")
+                axes.legend(fontsize="small")
+            if name in ("signal_fraction", "clip_fraction"):
+                axes.set_ylim(-0.02, 1.02)
+        for axes in panels[-1]:
+            axes.set_xlabel("rollout step")
+        figure.suptitle(title)
+    return figure
+
+
+def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:
+    """Write the figure into the run's folder and to the same place under `figures/`; returns both paths."""
+    run_folder = Path(run_folder).resolve()
+    below_figures = paths.FIGURES / run_folder.relative_to(paths.RUNS.resolve())
+    files = [folder / f"{name}.png" for folder in (run_folder, below_figures)]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=120)
+    return files
+
+
+def _line(axes: Axes, metrics: pd.DataFrame, name: str, label: str, **style) -> None:
+    """One metric against the step; steps that do not have it are left out, as is a metric that no step has."""
+    if name in metrics and metrics[name].notna().any():
+        axes.plot(metrics[name].dropna(), label=label, **style)
+    else:
+        axes.text(0.5, 0.5, f"no {label}", transform=axes.transAxes, ha="center", color="grey")

@@ -1,0 +1,141 @@
+"""From responses to rewards, and from rewards to advantages."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from rlhelpers.kernels.tokens import check_same_length
+
+Baseline = Callable[[Tensor], Tensor]
+"""A reader's own baseline or normalizer: grouped rewards (groups, G) -> (groups, 1) or (groups, G)."""
+
+
+def compute_rollout_rewards(
+    reward_fn: Callable[[str, str], dict[str, float]],
+    rollout_responses: Sequence[str],
+    repeated_ground_truths: Sequence[str],
+) -> tuple[Tensor, dict[str, float]]:
+    """Grade every response against its ground truth (handout, section 4.2).
+
+    Returns the total rewards, (rollouts,) float32, and metadata: `mean_reward`, `mean_format_reward`,
+    and the format rewards themselves, (rollouts,).
+    Raises ValueError when the lists differ in length, or names the first response whose reward is not a finite number.
+    """
+    check_same_length(rollout_responses=rollout_responses, repeated_ground_truths=repeated_ground_truths)
+    grades = [reward_fn(r, truth) for r, truth in zip(rollout_responses, repeated_ground_truths, strict=True)]
+    for i, grade in enumerate(grades):
+        for part in ("reward", "format_reward"):
+            value = grade.get(part)
+            if not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"reward_fn: {part} of response {i} is {value!r}; it must be a finite number")
+    rewards = torch.tensor([grade["reward"] for grade in grades], dtype=torch.float32)
+    formats = torch.tensor([grade["format_reward"] for grade in grades], dtype=torch.float32)
+    return rewards, {
+        "mean_reward": rewards.mean().item(),
+        "mean_format_reward": formats.mean().item(),
+        "format_rewards": formats,
+    }
+
+
+def group_mean(rewards: Tensor) -> Tensor:
+    """b(x_i) = mean_j r_ij.  (groups, G) -> (groups, 1)."""
+    return rewards.mean(dim=1, keepdim=True)
+
+
+def group_std(rewards: Tensor) -> Tensor:
+    """Standard deviation with n - 1, as torch computes it.  Undefined for G = 1."""
+    return rewards.std(dim=1, keepdim=True)
+
+
+BASELINES: dict[str, Baseline] = {"mean": group_mean, "none": lambda rewards: torch.zeros_like(rewards[:, :1])}
+NORMALIZERS: dict[str, Baseline | None] = {"std": group_std, "mean": group_mean, "none": None}
+
+
+def compute_group_normalized_rewards(
+    raw_rewards: Tensor,
+    group_size: int,
+    baseline: str | Baseline = "mean",
+    advantage_eps: float = 1e-6,
+    advantage_normalizer: str | Baseline = "std",
+) -> tuple[Tensor, dict[str, float]]:
+    """A_ij = (r_ij - b_i) / (s_i + eps), within each group of `group_size` responses to one prompt.
+
+    GRPO: baseline "mean", normalizer "std" (arXiv:2402.03300).  Dr. GRPO: "mean", "none" (arXiv:2503.20783).
+    RFT: "none", "none".  MaxRL: "mean", "mean".  Either may be a function of the grouped rewards (groups, G).
+
+    raw_rewards: (rollouts,), a group's responses side by side.  Returns advantages of the same shape and dtype, and
+    metadata: mean, std, min and max reward, and the mean std within a group.  A group of equal rewards under a mean
+    baseline gives exactly zero: the mean of equal floats may differ from them in the last bit, and dividing by eps
+    would make that bit a signal.
+
+    Raises ValueError for an unknown name, a reward that is not finite, a number of rewards that is no multiple of the
+    group size, and group size 1 with a std, which it does not have.
+    """
+    grouped = _grouped(raw_rewards, group_size)
+    baseline_fn = _look_up("baseline", baseline, BASELINES)
+    normalizer_fn = _look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
+    if normalizer_fn is group_std and group_size == 1:
+        raise ValueError('group_size: got 1; advantage_normalizer "std" needs at least 2')
+    advantages = grouped - baseline_fn(grouped)
+    if baseline_fn is group_mean:
+        all_equal = (grouped == grouped[:, :1]).all(dim=1, keepdim=True)
+        advantages = advantages.masked_fill(all_equal, 0.0)
+    if normalizer_fn is not None:
+        advantages = advantages / (normalizer_fn(grouped) + advantage_eps)
+    return advantages.reshape(raw_rewards.shape), _reward_statistics(grouped)
+
+
+def _grouped(raw_rewards: Tensor, group_size: int) -> Tensor:
+    if not isinstance(group_size, int) or group_size < 1:
+        raise ValueError(f"group_size: got {group_size!r}; accepted is a whole number of at least 1")
+    if raw_rewards.ndim != 1 or not len(raw_rewards) or len(raw_rewards) % group_size:
+        raise ValueError(
+            f"raw_rewards: got shape {tuple(raw_rewards.shape)}; it must be (rollouts,) "
+            f"with a multiple of group_size={group_size}"
+        )
+    if not torch.isfinite(raw_rewards).all():
+        index = int((~torch.isfinite(raw_rewards)).nonzero()[0])
+        raise ValueError(f"raw_rewards: reward {index} is {raw_rewards[index].item()}; all must be finite")
+    return raw_rewards.reshape(-1, group_size)
+
+
+def _look_up(argument: str, choice, table: dict):
+    if callable(choice):
+        return choice
+    if choice not in table:
+        raise ValueError(f"{argument}: got {choice!r}; accepted are {', '.join(table)} or a function")
+    return table[choice]
+
+
+def _reward_statistics(grouped: Tensor) -> dict[str, float]:
+    # One response alone has no spread; 0 keeps the log free of NaN.
+    within = grouped.std(dim=1).mean().item() if grouped.shape[1] > 1 else 0.0
+    return {
+        "reward_mean": grouped.mean().item(),
+        "reward_std_batch": grouped.std().item() if grouped.numel() > 1 else 0.0,
+        "reward_std_within_groups": within,
+        "reward_min": grouped.min().item(),
+        "reward_max": grouped.max().item(),
+    }
+
+
+def pass_at_k(rewards: Tensor, group_size: int) -> float:
+    """The fraction of groups with at least one rewarded response (k = G, the whole group)."""
+    return (rewards.reshape(-1, group_size) > 0).any(dim=1).float().mean().item()
+
+
+def signal_fraction(rewards: Tensor, group_size: int) -> float:
+    """The fraction of groups whose rewards are not all equal: the others contribute no gradient."""
+    grouped = rewards.reshape(-1, group_size)
+    return (grouped != grouped[:, :1]).any(dim=1).float().mean().item()
+
+
+def predicted_signal_fraction(rewards: Tensor, group_size: int) -> float:
+    """1 - p^G - (1 - p)^G, with p the share of rewarded responses in the batch.
+
+    What signal_fraction would be if every problem were equally hard; problems differ, so it is an upper bound.
+    """
+    p = (rewards > 0).double().mean().item()
+    return 1 - p**group_size - (1 - p) ** group_size

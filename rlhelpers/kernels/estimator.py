@@ -1,0 +1,40 @@
+"""The table of methods: one row each.  The step reads the row; nothing branches on its name."""
+
+from dataclasses import asdict, dataclass
+
+from rlhelpers.kernels.advantages import Baseline
+from rlhelpers.kernels.losses import Reweighting
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A row.  Baseline, normalizer and reweighting may be the reader's own functions instead of names."""
+
+    name: str
+    baseline: str | Baseline = "mean"
+    advantage_normalizer: str | Baseline = "std"
+    loss_normalization: str = "sequence"
+    importance_reweighting_method: str | Reweighting = "none"
+    cliprange: float | None = None
+    advantage_eps: float = 1e-6
+
+    def step_arguments(self) -> dict:
+        """The row as keyword arguments of `grpo_train_step`."""
+        arguments = asdict(self)
+        del arguments["name"]
+        return arguments
+
+
+_ROWS = [
+    Estimator("grpo"),
+    Estimator("grpo_constant", loss_normalization="constant"),
+    Estimator("dr_grpo", advantage_normalizer="none", loss_normalization="constant"),
+    Estimator("rft", "none", "none", "constant"),
+    Estimator("maxrl", "mean", "mean", "constant"),
+    Estimator("offpolicy_naive"),
+    Estimator("offpolicy_noclip", importance_reweighting_method="noclip"),
+    Estimator("offpolicy_clip", importance_reweighting_method="grpo", cliprange=0.2),
+    Estimator("gspo", importance_reweighting_method="gspo", cliprange=3e-4),
+    Estimator("cispo", importance_reweighting_method="cispo", cliprange=0.2),
+]
+ESTIMATORS = {row.name: row for row in _ROWS}

@@ -1,0 +1,72 @@
+"""Log-probabilities of the labels under the policy, and the entropy of its next-token distributions."""
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+
+def get_response_log_probs(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    labels: Tensor,
+    return_token_entropy: bool = False,
+    *,
+    temperature: float = 1.0,
+) -> dict[str, Tensor]:
+    """log pi_theta(label | what stands before it), for every position (handout, section 4.2).
+
+    input_ids, labels: (batch, length) int64, padded on the right, so that causal attention alone keeps padding from
+    reaching a real position and no attention mask is needed.  Returns `log_probs` (batch, length) float32, with
+    gradient, and, when asked, `token_entropy` (batch, length) float32 in nats, without gradient.  Values at padded
+    positions are finite and mean nothing.
+
+    `temperature` divides the logits: give the one that the responses were sampled with, or the log-probs are of
+    another policy than the one that acted.  Raises ValueError when it is not positive or shapes differ.
+    """
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature: got {temperature!r}; accepted is a finite number above 0")
+    if input_ids.ndim != 2 or input_ids.shape != labels.shape:
+        raise ValueError(
+            f"input_ids and labels: got shapes {tuple(input_ids.shape)} and {tuple(labels.shape)}; "
+            "both must be (batch, length)"
+        )
+    logits = model(input_ids=input_ids, use_cache=False).logits
+    # Half-precision logits are normalised in float32: log-probs are differences of large numbers.
+    log_distribution = torch.log_softmax(logits.to(_at_least_float32(logits)) / temperature, dim=-1)
+    result = {"log_probs": log_distribution.gather(-1, labels[..., None]).squeeze(-1)}
+    if return_token_entropy:
+        result["token_entropy"] = token_entropy(log_distribution.detach())
+    return result
+
+
+def token_entropy(log_distribution: Tensor) -> Tensor:
+    """H = -sum_v p_v log p_v in nats, over the last dimension; a token of probability 0 adds 0."""
+    return torch.special.entr(log_distribution.exp()).sum(dim=-1)
+
+
+def _at_least_float32(logits: Tensor) -> torch.dtype:
+    return torch.promote_types(logits.dtype, torch.float32)
+
+
+@torch.no_grad()
+def score_batch(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    labels: Tensor,
+    microbatch_size: int,
+    temperature: float = 1.0,
+) -> Tensor:
+    """log pi_old of a whole batch, (batch, length) float32, without gradient and dropout, in microbatches.
+
+    Call it once for each rollout batch, before the first update, with the weights that sampled.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        parts = [
+            get_response_log_probs(model, x.to(model.device), y.to(model.device), temperature=temperature)["log_probs"]
+            for x, y in zip(input_ids.split(microbatch_size), labels.split(microbatch_size), strict=True)
+        ]
+    finally:
+        model.train(was_training)
+    return torch.cat(parts)

@@ -1,0 +1,174 @@
+"""Policy-gradient losses per token, and their aggregation to one scalar.
+
+Notation of the handout: A_ij advantage, pi_theta policy, pi_old the policy that sampled,
+rho_ijt = pi_theta(o_ijt | ...) / pi_old(o_ijt | ...) importance ratio, eps clip range.  A loss is minus an objective.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+# exp(20) = 4.9e8: no ratio of a useful update is near it, and its square is still finite in float32.
+MAX_LOG_RATIO = 20.0
+
+Reweighting = Callable[[Tensor, Tensor, Tensor | None, float | None, Tensor], tuple[Tensor, Tensor]]
+"""(advantages (batch, 1), policy_log_probs, old_log_probs, cliprange, mask) -> (per-token loss, clipped tokens)."""
+
+
+def compute_policy_gradient_loss(
+    raw_rewards_or_advantages: Tensor,
+    policy_log_probs: Tensor,
+    importance_reweighting_method: str | Reweighting = "none",
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+    response_mask: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Per-token loss, minus the objective, by one of the methods below (handout, sections 4.2, 6 and eq. 57-60).
+
+    "none": on-policy, -A log pi.  "noclip": -A rho.  "grpo": -min(A rho, A clip(rho, 1-eps, 1+eps)).
+    "gspo" and "cispo": see their functions.  A function of the reader's own is taken too (`Reweighting`).
+
+    raw_rewards_or_advantages: (batch,) or (batch, 1); policy_log_probs, old_log_probs, response_mask: (batch, length).
+    old_log_probs are constants: no gradient reaches them, also when they are the very tensor policy_log_probs.
+    Log-ratios are bounded to +-MAX_LOG_RATIO, beyond which they carry no gradient.
+
+    Returns the loss, (batch, length), to be masked by aggregate_loss_across_microbatch, and metadata: `clip_fraction`,
+    the share of response tokens at which the clip range took the gradient away (cispo: bounded the weight).
+
+    Raises ValueError naming the argument when a method lacks what it needs or shapes do not fit.
+    """
+    method = importance_reweighting_method
+    if not callable(method) and method not in REWEIGHTINGS:
+        accepted = ", ".join(REWEIGHTINGS)
+        raise ValueError(f"importance_reweighting_method: got {method!r}; accepted are {accepted} or a function")
+    advantages = _column("raw_rewards_or_advantages", raw_rewards_or_advantages, policy_log_probs)
+    for name, tensor in (("old_log_probs", old_log_probs), ("response_mask", response_mask)):
+        if tensor is not None and tensor.shape != policy_log_probs.shape:
+            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, wanted {tuple(policy_log_probs.shape)}")
+    _check_needs(method, old_log_probs, cliprange, response_mask)
+    mask = torch.ones_like(policy_log_probs) if response_mask is None else response_mask
+    old = None if old_log_probs is None else old_log_probs.detach()
+    reweight = method if callable(method) else REWEIGHTINGS[method]
+    loss, clipped = reweight(advantages, policy_log_probs, old, cliprange, mask.bool())
+    return loss, {"clip_fraction": masked_mean(clipped.float(), mask)}
+
+
+def on_policy(advantages, policy_log_probs, old_log_probs, cliprange, mask):
+    """-A log pi_theta: REINFORCE's surrogate, right where the policy that acts is the policy that learns."""
+    return -advantages * policy_log_probs, torch.zeros_like(mask)
+
+
+def no_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
+    """-A rho: unbiased token by token, with a variance that grows as the policies part."""
+    ratio = importance_ratio(policy_log_probs, old_log_probs, mask)
+    return -advantages * ratio, torch.zeros_like(mask)
+
+
+def token_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
+    """-min(A rho, A clip(rho, 1-eps, 1+eps)) per token (PPO, arXiv:1707.06347, eq. 7; GRPO)."""
+    ratio = importance_ratio(policy_log_probs, old_log_probs, mask)
+    return _clipped_surrogate(advantages, ratio, cliprange)
+
+
+def sequence_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
+    """The same with one ratio per response (GSPO, arXiv:2507.18071, eq. 5-7).
+
+    s_ij = (pi_theta(o_ij) / pi_old(o_ij))^(1/|o_ij|) = exp(mean_t log rho_ijt): the geometric mean over response
+    tokens, computed in log space, where a long product neither over- nor underflows.
+    """
+    log_ratio = _log_ratio(policy_log_probs, old_log_probs, mask)
+    length = mask.sum(dim=1, keepdim=True).clamp(min=1)
+    ratio = (log_ratio.sum(dim=1, keepdim=True) / length).exp().expand_as(log_ratio)
+    return _clipped_surrogate(advantages, ratio, cliprange)
+
+
+def weight_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
+    """-A sg(min(rho, 1+eps)) log pi_theta (CISPO, arXiv:2506.13585, eq. 4-5).
+
+    The weight is a constant (sg: stop gradient) and only its upper side is bounded, so that every token keeps a
+    gradient, the rare one that starts a new line of thought included.
+    """
+    ratio = importance_ratio(policy_log_probs, old_log_probs, mask).detach()
+    return -advantages * ratio.clamp(max=1 + cliprange) * policy_log_probs, ratio > 1 + cliprange
+
+
+REWEIGHTINGS: dict[str, Reweighting] = {
+    "none": on_policy,
+    "noclip": no_clip,
+    "grpo": token_clip,
+    "gspo": sequence_clip,
+    "cispo": weight_clip,
+}
+
+
+def importance_ratio(policy_log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
+    """rho = pi_theta / pi_old per token; 1 where the mask is False.  Shapes (batch, length)."""
+    return _log_ratio(policy_log_probs, old_log_probs, mask).exp()
+
+
+def _log_ratio(policy_log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
+    difference = torch.where(mask, policy_log_probs - old_log_probs, 0.0)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _clipped_surrogate(advantages: Tensor, ratio: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
+    plain = advantages * ratio
+    clipped = advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    return -torch.minimum(plain, clipped), clipped < plain
+
+
+def aggregate_loss_across_microbatch(
+    per_token_policy_gradient_loss: Tensor,
+    mask: Tensor,
+    loss_normalization: str = "sequence",
+    normalization_constant: float | None = None,
+) -> Tensor:
+    """One scalar from a (batch, length) loss; only tokens where the mask is set count (handout, section 4.2).
+
+    "sequence": the mean over responses of the mean over their tokens; a response without tokens adds 0 and still
+    counts as a response.  "constant": the sum over all tokens / normalization_constant (Dr. GRPO), which depends
+    neither on padding nor on how the batch is cut.
+
+    Raises ValueError for an unknown name, shapes that differ, or a constant that is missing or not positive.
+    """
+    loss = per_token_policy_gradient_loss
+    if loss.ndim != 2 or loss.shape != mask.shape:
+        raise ValueError(
+            f"per_token_policy_gradient_loss and mask: got shapes {tuple(loss.shape)} and {tuple(mask.shape)}; "
+            "both must be (batch, length)"
+        )
+    if loss_normalization not in ("sequence", "constant"):
+        raise ValueError(f"loss_normalization: got {loss_normalization!r}; accepted are sequence, constant")
+    row_sums = torch.where(mask.bool(), loss, 0.0).sum(dim=1)
+    if loss_normalization == "sequence":
+        return (row_sums / mask.sum(dim=1).clamp(min=1)).mean()
+    if normalization_constant is None or not 0 < normalization_constant < math.inf:
+        raise ValueError(f"normalization_constant: got {normalization_constant!r}; accepted is a number above 0")
+    return row_sums.sum() / normalization_constant
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of `values` where `mask` is set; 0 where it is set nowhere."""
+    return torch.where(mask.bool(), values, 0.0).sum() / mask.sum().clamp(min=1)
+
+
+def _column(name: str, values: Tensor, policy_log_probs: Tensor) -> Tensor:
+    rows = policy_log_probs.shape[0]
+    if policy_log_probs.ndim != 2:
+        raise ValueError(f"policy_log_probs: got shape {tuple(policy_log_probs.shape)}, wanted (batch, length)")
+    if values.shape not in ((rows,), (rows, 1)):
+        raise ValueError(f"{name}: got shape {tuple(values.shape)}, wanted ({rows},) or ({rows}, 1)")
+    return values.reshape(rows, 1)
+
+
+def _check_needs(method, old_log_probs, cliprange, response_mask) -> None:
+    if callable(method) or method == "none":
+        return
+    if old_log_probs is None:
+        raise ValueError(f'old_log_probs: got None; importance_reweighting_method "{method}" needs them')
+    if method == "gspo" and response_mask is None:
+        raise ValueError('response_mask: got None; "gspo" needs it to know which tokens make the response')
+    if method != "noclip" and (cliprange is None or not 0 < cliprange < math.inf):
+        raise ValueError(f'cliprange: got {cliprange!r}; "{method}" needs a number above 0')

@@ -1,0 +1,67 @@
+"""From text or token ids to the three aligned tensors that every loss of the workbook reads."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Token ids of `text` and nothing else: no BOS, no EOS.  Engine and trainer both read prompts through this."""
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def tokenize_prompt_and_output(
+    prompt_strs: Sequence[str], output_strs: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Tensor]:
+    """Tokenize prompts and outputs apart, join them, and mark the output (handout, section 4.2).
+
+    Returns `input_ids` and `labels` (int64) and `response_mask` (bool), each (batch, max_len - 1), where max_len is
+    the longest prompt + output of the batch.  `labels` are `input_ids` one position later; `response_mask` is
+    aligned with `labels`: True where the label is a token of the output.  Rows are padded on the right.
+
+    Prompt and output are never encoded as one string: a tokenizer might merge across the border, and what was
+    sampled would not be what is scored.  No special token is put between or around them.
+
+    Raises ValueError when the two lists differ in length or are empty.
+    """
+    check_same_length(prompt_strs=prompt_strs, output_strs=output_strs)
+    return pad_prompts_and_outputs(
+        [encode(tokenizer, prompt) for prompt in prompt_strs],
+        [encode(tokenizer, output) for output in output_strs],
+        padding_id(tokenizer),
+    )
+
+
+def pad_prompts_and_outputs(
+    prompt_ids: Sequence[Sequence[int]], output_ids: Sequence[Sequence[int]], pad_id: int
+) -> dict[str, Tensor]:
+    """The same three tensors from token ids, such as an engine returns with its samples.
+
+    The mask is made of lengths, not of token values, so a real EOS counts even where EOS and PAD share an id.
+    """
+    check_same_length(prompt_ids=prompt_ids, output_ids=output_ids)
+    rows = [torch.tensor([*p, *o], dtype=torch.long) for p, o in zip(prompt_ids, output_ids, strict=True)]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
+    position = torch.arange(tokens.shape[1])
+    start = torch.tensor([len(p) for p in prompt_ids])[:, None]
+    end = torch.tensor([len(row) for row in rows])[:, None]
+    is_output = (position >= start) & (position < end)
+    return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "response_mask": is_output[:, 1:]}
+
+
+def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The id that fills short rows: PAD, else EOS, else 0.  It is never attended to from a real position."""
+    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token_id is not None:
+            return token_id
+    return 0
+
+
+def check_same_length(**lists: Sequence) -> None:
+    """Raise ValueError unless all lists have one common, positive length."""
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        found = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        raise ValueError(f"{found}; all must have the same length, at least 1")

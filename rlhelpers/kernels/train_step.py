@@ -1,0 +1,192 @@
+"""One optimizer step of GRPO or any of its relatives, from responses to updated weights."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhelpers.kernels.advantages import (
+    Baseline,
+    compute_group_normalized_rewards,
+    compute_rollout_rewards,
+    pass_at_k,
+    predicted_signal_fraction,
+    signal_fraction,
+)
+from rlhelpers.kernels.logprobs import get_response_log_probs
+from rlhelpers.kernels.losses import (
+    Reweighting,
+    aggregate_loss_across_microbatch,
+    compute_policy_gradient_loss,
+    masked_mean,
+)
+from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
+
+TokenIds = Sequence[tuple[Sequence[int], Sequence[int]]]
+"""(prompt ids, response ids) of every rollout, as the engine sampled them."""
+
+
+def grpo_train_step(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    optimizer: Optimizer,
+    gradient_accumulation_steps: int,
+    max_grad_norm: float | None,
+    reward_fn: Callable[[str, str], dict[str, float]],
+    repeated_prompts: Sequence[str],
+    rollout_responses: Sequence[str],
+    repeated_ground_truths: Sequence[str],
+    group_size: int,
+    baseline: str | Baseline = "mean",
+    advantage_eps: float = 1e-6,
+    advantage_normalizer: str | Baseline = "std",
+    importance_reweighting_method: str | Reweighting = "none",
+    old_log_probs: Tensor | None = None,
+    cliprange: float | None = None,
+    loss_normalization: str = "sequence",
+    normalization_constant: float | None = None,
+    *,
+    rollout_token_ids: TokenIds | None = None,
+    temperature: float = 1.0,
+) -> tuple[Tensor, dict[str, Tensor | float | None]]:
+    """Grade, normalise, score, and step once (handout, sections 4.2 and 6).
+
+    The batch holds B = groups x group_size rollouts, a group's responses side by side.  It is cut into
+    `gradient_accumulation_steps` microbatches of equal size.  Rows whose advantage is exactly zero are taken out
+    before the model sees them; the microbatch size stays, so fewer microbatches are computed.  Sequence
+    normalization still divides by B, so the gradient is that of the whole batch, whatever the cut.
+
+    `old_log_probs`: (B, width of the whole batch's labels).  `rollout_token_ids`: what the engine read and sampled,
+    scored instead of the re-encoded text.  `temperature`: the one that the responses were sampled with.
+    `max_grad_norm`: the norm is clipped once, after accumulation; None or inf leaves it as it is.
+    Dropout is off throughout: the policy that is scored is the one that acted.
+
+    Returns the loss (scalar, no gradient) and metadata, floats unless noted: `grad_norm` before clipping,
+    `token_entropy` and `clip_fraction` over the response tokens that the model saw (entropy None where it saw none),
+    `mean_reward`, `mean_format_reward`, `mean_response_length` in tokens, `pass_at_k`, `signal_fraction` beside
+    `predicted_signal_fraction`, `pruned_rows`, `pruned_fraction`, `skipped_update` (1.0 where the gradient was not
+    finite and the weights were left alone), the reward statistics, and two tensors of shape (B,): `rewards` and
+    `format_rewards`.
+
+    All gradients are None before and after.  Raises ValueError naming the argument before any state changes.
+    """
+    microbatch_size = _check_step(gradient_accumulation_steps, max_grad_norm, repeated_prompts, rollout_responses)
+    rewards, reward_metadata = compute_rollout_rewards(reward_fn, rollout_responses, repeated_ground_truths)
+    advantages, statistics = compute_group_normalized_rewards(
+        rewards, group_size, baseline, advantage_eps, advantage_normalizer
+    )
+    if rollout_token_ids is None:
+        rollout_token_ids = _encode_all(tokenizer, repeated_prompts, rollout_responses)
+    batch = _make_batch(rollout_token_ids, advantages, old_log_probs, padding_id(tokenizer))
+    kept = advantages.nonzero().squeeze(1)
+
+    def microbatch_loss(rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        scores = get_response_log_probs(model, rows["input_ids"], rows["labels"], True, temperature=temperature)
+        loss, metadata = compute_policy_gradient_loss(
+            rows["advantages"],
+            scores["log_probs"],
+            importance_reweighting_method,
+            rows.get("old_log_probs"),
+            cliprange,
+            rows["response_mask"],
+        )
+        loss = aggregate_loss_across_microbatch(loss, rows["response_mask"], loss_normalization, normalization_constant)
+        if loss_normalization == "sequence":
+            loss = loss * len(rows["labels"]) / len(advantages)
+        return loss, metadata | {"token_entropy": masked_mean(scores["token_entropy"], rows["response_mask"])}
+
+    loss, metadata = _accumulate(model, batch, kept.split(microbatch_size), microbatch_loss)
+    metadata |= _update(model, optimizer, max_grad_norm) if len(kept) else {"grad_norm": 0.0, "skipped_update": 0.0}
+    metadata |= reward_metadata | statistics | {"rewards": rewards}
+    metadata |= {
+        "mean_response_length": batch["response_mask"].sum(dim=1).float().mean().item(),
+        "pass_at_k": pass_at_k(rewards, group_size),
+        "signal_fraction": signal_fraction(rewards, group_size),
+        "predicted_signal_fraction": predicted_signal_fraction(rewards, group_size),
+        "pruned_rows": float(len(advantages) - len(kept)),
+        "pruned_fraction": 1 - len(kept) / len(advantages),
+    }
+    return loss, metadata
+
+
+def _accumulate(model, batch, microbatches, microbatch_loss) -> tuple[Tensor, dict[str, float | None]]:
+    """Forward and backward through every microbatch; metrics are means over all response tokens that were seen."""
+    was_training = model.training
+    model.eval()
+    model.zero_grad(set_to_none=True)
+    total, tokens, sums = torch.zeros(()), 0, {"token_entropy": 0.0, "clip_fraction": 0.0}
+    try:
+        for rows in microbatches:
+            if not len(rows):
+                continue
+            selected = _select(batch, rows, model.device)
+            loss, metadata = microbatch_loss(selected)
+            loss.backward()
+            total += loss.detach().cpu()
+            count = int(selected["response_mask"].sum())
+            tokens += count
+            for name in sums:
+                sums[name] += metadata[name].item() * count
+    except BaseException:
+        model.zero_grad(set_to_none=True)
+        raise
+    finally:
+        model.train(was_training)
+    if not tokens:
+        return total, {"token_entropy": None, "clip_fraction": 0.0}
+    return total, {name: value / tokens for name, value in sums.items()}
+
+
+def _update(model, optimizer, max_grad_norm: float | None) -> dict[str, float]:
+    """Clip once, step once, unless the gradient is not finite."""
+    limit = math.inf if max_grad_norm is None else max_grad_norm
+    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
+    finite = math.isfinite(grad_norm)
+    if finite:
+        optimizer.step()
+    model.zero_grad(set_to_none=True)
+    return {"grad_norm": grad_norm, "skipped_update": float(not finite)}
+
+
+def _make_batch(token_ids: TokenIds, advantages: Tensor, old_log_probs: Tensor | None, pad_id: int) -> dict:
+    prompts, responses = zip(*token_ids, strict=True)
+    batch = pad_prompts_and_outputs(prompts, responses, pad_id)
+    if len(batch["labels"]) != len(advantages):
+        raise ValueError(f"rollout_token_ids: got {len(batch['labels'])} rows for {len(advantages)} responses")
+    batch["advantages"] = advantages
+    if old_log_probs is not None:
+        if old_log_probs.shape != batch["labels"].shape:
+            wanted = tuple(batch["labels"].shape)
+            raise ValueError(f"old_log_probs: got shape {tuple(old_log_probs.shape)}, wanted {wanted}")
+        batch["old_log_probs"] = old_log_probs
+    return batch
+
+
+def _select(batch: dict[str, Tensor], rows: Tensor, device) -> dict[str, Tensor]:
+    """These rows on the model's device, without the columns in which all of them are padding."""
+    selected = {name: tensor[rows.to(tensor.device)].to(device) for name, tensor in batch.items()}
+    columns = selected["response_mask"].any(dim=0).nonzero()
+    width = int(columns.max()) + 1 if len(columns) else 1
+    return {name: t[:, :width] if t.ndim == 2 else t for name, t in selected.items()}
+
+
+def _encode_all(tokenizer, prompts: Sequence[str], responses: Sequence[str]) -> TokenIds:
+    return [(encode(tokenizer, p), encode(tokenizer, r)) for p, r in zip(prompts, responses, strict=True)]
+
+
+def _check_step(gradient_accumulation_steps, max_grad_norm, prompts, responses) -> int:
+    """Check the numbers that no other function checks, and return the microbatch size."""
+    steps = gradient_accumulation_steps
+    if len(prompts) != len(responses):
+        raise ValueError(f"repeated_prompts has {len(prompts)} and rollout_responses {len(responses)} entries")
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= max(len(responses), 1):
+        raise ValueError(
+            f"gradient_accumulation_steps: got {steps!r}; accepted is a whole number from 1 to the batch size"
+        )
+    number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
+    if max_grad_norm is not None and not (number and max_grad_norm > 0):
+        raise ValueError(f"max_grad_norm: got {max_grad_norm!r}; accepted is a number above 0, inf, or None")
+    return math.ceil(len(responses) / steps)

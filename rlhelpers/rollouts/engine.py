@@ -1,0 +1,75 @@
+"""What every rollout engine takes and gives."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How to sample.  `n` completions per prompt; temperature 0 is greedy; `top_p` keeps the smallest set of tokens
+    with at least that probability; sampling ends at an end-of-text token, after `stop` appears in the text (which
+    keeps it), or at `max_tokens`; before `min_tokens` neither of the first two counts.  `seed` decides everything
+    random.  Raises ValueError naming the field."""
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 64
+    min_tokens: int = 0
+    stop: str | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        checks = {
+            "n": (self.n >= 1, "a whole number of at least 1"),
+            "temperature": (0 <= self.temperature < math.inf, "a finite number of at least 0"),
+            "top_p": (0 < self.top_p <= 1, "a number above 0 and at most 1"),
+            "max_tokens": (self.max_tokens >= 1, "a whole number of at least 1"),
+            "min_tokens": (0 <= self.min_tokens <= self.max_tokens, "a whole number from 0 to max_tokens"),
+            "stop": (self.stop is None or len(self.stop) > 0, "None or a string that is not empty"),
+        }
+        for name, (fine, accepted) in checks.items():
+            if not fine:
+                raise ValueError(f"{name}: got {getattr(self, name)!r}; accepted is {accepted}")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sample: `text` ends with the stop string where that ended it and never shows the end-of-text token;
+    `token_ids` are exactly what was sampled, end-of-text included; `log_probs`, one per token id, are those of the
+    whole distribution at the sampling temperature (at temperature 0: at 1), before top_p."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: Literal["stop", "length"]
+    log_probs: list[float]
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A prompt, the token ids that the engine read for it, and its G completions."""
+
+    prompt: str
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+
+
+class RolloutEngine(Protocol):
+    """Samples from the policy whose weights were last given to it."""
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
+        """`sampling.n` completions for each prompt, in the order of the prompts.  The same call gives the same
+        samples; no two rows of a call share random numbers, also when their prompts are equal."""
+        ...
+
+    def sync_weights(self, policy: PreTrainedModel) -> None:
+        """From now on sample from these weights."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds.  Safe to call twice."""
+        ...

@@ -1,0 +1,44 @@
+"""Tasks by name."""
+
+from pathlib import Path
+
+from rlhelpers import paths
+from rlhelpers.tasks.grading import ANSWER_FINDERS, is_equal, make_reward_fn
+from rlhelpers.tasks.gsm8k import load_gsm8k, read_problems
+from rlhelpers.tasks.gym import load_gym
+from rlhelpers.tasks.problem import Problem, Task
+
+
+def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
+    """The task called `name`, cut to its first examples.
+
+    "tiny": the embedded word problems; "gsm8k"; "gym/<name>": a data set of reasoning-gym; or a folder with
+    `train.jsonl` and `validation.jsonl` in GSM8K's format.  Raises ValueError for an unknown name or when the task
+    has fewer examples than asked for, FileNotFoundError where data must be fetched first.
+    """
+    if name.startswith("gym/"):
+        return load_gym(name.removeprefix("gym/"), n_train_examples, n_val_examples)
+    if name == "gsm8k":
+        train, validation = load_gsm8k()
+    elif name == "tiny":
+        train, validation = read_folder(paths.TINY)
+    elif Path(name).is_dir():
+        train, validation = read_folder(Path(name))
+    else:
+        raise ValueError(f"task: got {name!r}; accepted are tiny, gsm8k, gym/<name>, or a folder of JSONL files")
+    return Task(
+        name,
+        _first("n_train_examples", train, n_train_examples, name),
+        _first("n_val_examples", validation, n_val_examples, name),
+        lambda prompt_name: make_reward_fn(ANSWER_FINDERS[prompt_name], is_equal),
+    )
+
+
+def read_folder(folder: Path) -> tuple[list[Problem], list[Problem]]:
+    return read_problems(folder / "train.jsonl"), read_problems(folder / "validation.jsonl")
+
+
+def _first(field: str, problems: list[Problem], count: int, task: str) -> list[Problem]:
+    if count > len(problems):
+        raise ValueError(f"{field}: got {count}; task {task!r} has {len(problems)}")
+    return problems[:count]

@@ -1,0 +1,79 @@
+"""GSM8K (arXiv:2110.14168): 7,473 grade-school word problems to train on and 1,319 to test on."""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from rlhelpers import paths
+from rlhelpers.tasks.problem import Problem
+
+MARK = "####"
+# file -> (rows, sha256 of the file as openai/gsm8k publishes it, one JSON object per line)
+FILES = {
+    "train": (7473, "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"),
+    "test": (1319, "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14"),
+}
+
+
+def load_gsm8k() -> tuple[list[Problem], list[Problem]]:
+    """Train and test problems from `data/gsm8k`, or else from the folder that RLHELPERS_GSM8K names."""
+    folders = [paths.GSM8K] + [Path(f) for f in [os.environ.get("RLHELPERS_GSM8K")] if f]
+    for folder in folders:
+        if all((folder / f"{split}.jsonl").is_file() for split in FILES):
+            return read_problems(folder / "train.jsonl"), read_problems(folder / "test.jsonl")
+    looked = " and ".join(str(folder) for folder in folders)
+    raise FileNotFoundError(
+        f"GSM8K: no train.jsonl and test.jsonl in {looked}; run `rlhelpers fetch gsm8k`, "
+        "or set RLHELPERS_GSM8K to a folder that holds them"
+    )
+
+
+def read_problems(path: Path) -> list[Problem]:
+    """Problems from JSONL rows `{"question", "answer"}`.  Raises ValueError naming the file and line."""
+    problems = []
+    with open(path, encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = json.loads(line)
+                problems.append(Problem(row["question"].strip(), final_answer(row["answer"])))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f'{path}, line {number}: {error!r}; a line is {{"question": ..., "answer": "... {MARK} N"}}'
+                ) from error
+    if not problems:
+        raise ValueError(f"{path}: holds no problems")
+    return problems
+
+
+def final_answer(solution: str) -> str:
+    """The ground truth: what follows the last `####`, stripped."""
+    _, mark, answer = solution.rpartition(MARK)
+    if not mark or not answer.strip():
+        raise ValueError(f"no answer after {MARK} in {solution[-60:]!r}")
+    return answer.strip()
+
+
+def fetch_gsm8k(folder: Path = paths.GSM8K) -> None:
+    """Download both files with the `datasets` library, check row counts and checksums, then put them into `folder`."""
+    from datasets import load_dataset  # here, because nothing else needs it
+
+    texts = {split: jsonl_text(load_dataset("openai/gsm8k", "main", split=split)) for split in FILES}
+    for split, text in texts.items():
+        check_file(split, text)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, text in texts.items():
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+
+
+def jsonl_text(rows: Iterable[dict]) -> str:
+    return "".join(json.dumps({"question": r["question"], "answer": r["answer"]}) + "\n" for r in rows)
+
+
+def check_file(split: str, text: str) -> None:
+    """Raise ValueError unless `text` is the published file of this split."""
+    rows, checksum = FILES[split]
+    found = text.count("\n"), hashlib.sha256(text.encode("utf-8")).hexdigest()
+    if found != (rows, checksum):
+        raise ValueError(f"gsm8k {split}: got {found[0]} rows, sha256 {found[1]}; wanted {rows} rows, {checksum}")

@@ -1,0 +1,39 @@
+"""The prompts of the workbook: text files in `templates/`, one `{question}` in each.
+
+r1_zero is the conversation of DeepSeek-R1-Zero (arXiv:2501.12948, table 1).  r1_zero_three_shot puts the
+first three chain-of-thought exemplars of Wei et al. (arXiv:2201.11903, GSM8K) before the question.
+question_only asks for a box and says nothing else.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+TEMPLATES = Path(__file__).parent / "templates"
+SLOT = "{question}"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A template and the string at which sampling stops (`None`: only at the end-of-text token)."""
+
+    name: str
+    template: str
+    stop: str | None
+
+    def __call__(self, question: str) -> str:
+        """Put the question into the template.  Braces elsewhere, in template or question, are kept as they are."""
+        return self.template.replace(SLOT, question)
+
+
+STOP_STRINGS = {"r1_zero": "</answer>", "r1_zero_three_shot": "</answer>", "question_only": None}
+
+
+@cache
+def get_prompt(name: str) -> Prompt:
+    """The prompt called `name`.  Raises ValueError for an unknown name."""
+    if name not in STOP_STRINGS:
+        raise ValueError(f"prompt: got {name!r}; accepted are {', '.join(STOP_STRINGS)}")
+    # The final newline belongs to the file, not to the prompt: a model continues right after "<think>".
+    template = (TEMPLATES / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
+    return Prompt(name, template, STOP_STRINGS[name])

@@ -1,0 +1,183 @@
+"""Everything that decides a run, checked before any work starts."""
+
+import difflib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+
+from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.tasks.prompts import STOP_STRINGS
+
+
+def _estimator_row(value: Any) -> Any:
+    """A name stands for its row of the table."""
+    if isinstance(value, str):
+        if value not in ESTIMATORS:
+            raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
+        return ESTIMATORS[value]
+    return value
+
+
+def _plain(row: Estimator) -> dict[str, Any]:
+    """The row for a YAML file: a function is written as its name."""
+    return {name: getattr(cell, "__qualname__", cell) for name, cell in vars(row).items()}
+
+
+EstimatorRow = Annotated[Estimator, BeforeValidator(_estimator_row), PlainSerializer(_plain)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(pattern=r"^[\w.,=+-]+$", max_length=200)]
+
+
+class RunConfig(BaseModel):
+    """One run.  The defaults are the preset `tiny`.  Both batch sizes count responses, as the handout does."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+
+    experiment: Name = Field("on_policy", description="first folder under data/runs")
+    variant: Name | None = Field(
+        None, description="second folder; None: the estimator and what differs from the preset"
+    )
+    seed: int = Field(0, ge=0)
+    model: str = Field("tiny", min_length=1, description='"tiny", a Hugging Face name, or a directory')
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: cuda where there is one")
+
+    task: str = Field("tiny", min_length=1, description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
+    prompt: Literal[tuple(STOP_STRINGS)] = "r1_zero"
+    n_train_examples: Count = 6400
+    n_val_examples: Count = 512
+
+    temperature: Positive = 1.0
+    top_p: float = Field(1.0, gt=0, le=1)
+    max_tokens: Count = 64
+    min_tokens: int = Field(0, ge=0)
+
+    estimator: EstimatorRow = ESTIMATORS["grpo"]
+    group_size: Count = 8
+    rollout_batch_size: Count = 128
+    train_batch_size: Count = 128
+    gradient_accumulation_steps: Count = 4
+    num_rollout_steps: Count = 80
+    learning_rate: Positive = 3e-4
+    max_grad_norm: Positive | None = 1.0
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+
+    eval_every: Count = 20
+    rollouts_every: Count = 20
+    tracker: Literal["wandb", "trackio"] | None = None
+
+    @model_validator(mode="after")
+    def _numbers_fit_together(self) -> Self:
+        group, train, steps = self.group_size, self.train_batch_size, self.gradient_accumulation_steps
+        rules = [
+            ("group_size", group > 1 or self.estimator.baseline == "none", "at least 2 for this baseline"),
+            ("train_batch_size", train % group == 0, f"a multiple of group_size={group}"),
+            ("rollout_batch_size", self.rollout_batch_size % train == 0, f"a multiple of train_batch_size={train}"),
+            ("gradient_accumulation_steps", train % steps == 0, f"a divisor of train_batch_size={train}"),
+            (
+                "n_train_examples",
+                self.prompts_per_step <= self.n_train_examples,
+                f"at least rollout_batch_size / group_size = {self.prompts_per_step}",
+            ),
+            ("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}"),
+        ]
+        problems = [f"{name}: got {getattr(self, name)}; it must be {what}" for name, fine, what in rules if not fine]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @property
+    def prompts_per_step(self) -> int:
+        return self.rollout_batch_size // self.group_size
+
+    @property
+    def updates_per_step(self) -> int:
+        """Above 1 the later updates of a rollout batch are off-policy."""
+        return self.rollout_batch_size // self.train_batch_size
+
+    @property
+    def microbatch_size(self) -> int:
+        return self.train_batch_size // self.gradient_accumulation_steps
+
+    @property
+    def normalization_constant(self) -> float:
+        """Z of the constant loss normalization."""
+        return float(self.train_batch_size * self.max_tokens)
+
+
+COURSE = {
+    "model": "allenai/OLMo-2-0425-1B",
+    "task": "gsm8k",
+    "n_val_examples": 1024,
+    "max_tokens": 512,
+    "rollout_batch_size": 256,
+    "train_batch_size": 256,
+    "gradient_accumulation_steps": 32,
+    "num_rollout_steps": 200,
+    "learning_rate": 1e-5,
+    "eval_every": 10,
+}
+PRESETS: dict[str, dict[str, Any]] = {"tiny": {}, "course": COURSE}
+# A run of seconds with the same code, for CI and for a first look.
+QUICK = {
+    "experiment": "quick",
+    "n_train_examples": 64,
+    "n_val_examples": 16,
+    "max_tokens": 48,
+    "rollout_batch_size": 32,
+    "train_batch_size": 32,
+    "gradient_accumulation_steps": 2,
+    "num_rollout_steps": 2,
+    "eval_every": 1,
+    "rollouts_every": 1,
+}
+
+
+def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> RunConfig:
+    """A checked configuration: the preset, then QUICK where asked for, then the settings that are not None.
+
+    Raises ValueError with one line for each wrong setting: its name, the value, what is accepted; for an unknown
+    name, the nearest known ones.
+    """
+    if preset not in PRESETS:
+        raise ValueError(f"preset: got {preset!r}; accepted are {', '.join(PRESETS)}")
+    given = {name: value for name, value in settings.items() if value is not None}
+    base = PRESETS[preset] | (QUICK if quick else {})
+    try:
+        config = RunConfig(**(base | given))
+    except ValidationError as error:
+        raise ValueError("\n".join(_explain(e) for e in error.errors())) from None
+    if config.variant is None:
+        # What differs from the preset names the folder, so that two settings never share one.
+        config = config.model_copy(update={"variant": _describe(config, RunConfig(**base))})
+    return config
+
+
+def unknown_name(name: str, known: Mapping[str, Any] | set[str]) -> str:
+    """An error line for a misspelt setting."""
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"accepted are {', '.join(sorted(known))}"
+    return f"{name}: there is no such setting; {hint}"
+
+
+def _explain(error: dict[str, Any]) -> str:
+    if not error["loc"]:  # raised by _numbers_fit_together, which names its fields itself
+        return str(error["ctx"]["error"])
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        return unknown_name(name, RunConfig.model_fields)
+    return f"{name}: got {error['input']!r}; {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _describe(config: RunConfig, base: RunConfig) -> str:
+    """The estimator's name and every other setting that differs from the base, as a folder name."""
+    unnamed = {"experiment", "variant", "seed", "device", "tracker", "estimator"}
+    differences = [
+        f"{name}={getattr(config, name)}"
+        for name in RunConfig.model_fields
+        if name not in unnamed and getattr(config, name) != getattr(base, name)
+    ]
+    text = ",".join([config.estimator.name, *differences])
+    return "".join(c if c.isalnum() or c in "._,=+-" else "-" for c in text)[:200]

@@ -1,0 +1,47 @@
+"""The model that is trained, and its tokenizer."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhelpers import paths
+
+
+def load_policy(model: str, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load "tiny", a Hugging Face name, or a directory.  safetensors only; no code from the model's repository.
+
+    On CUDA: bf16 weights, with flash-attention 2 where it is installed and torch's own attention where it is not.
+    On the CPU: float32.  Raises ValueError when CUDA is asked for and absent, or the model cannot be found.
+    """
+    device = choose_device(device)
+    source = str(paths.TINY) if model == "tiny" else model
+    if Path(source).is_absolute() and not Path(source).is_dir():
+        raise ValueError(f"model: got {model!r}; no such directory")
+    on_gpu = device.startswith("cuda")
+    attention = "flash_attention_2" if on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        policy = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=torch.bfloat16 if on_gpu else torch.float32,
+            attn_implementation=attention,
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+    except OSError as error:
+        raise ValueError(
+            f"model: got {model!r}; accepted are tiny, a directory with a model, or a name on the Hugging Face hub "
+            f"that this machine can reach ({str(error).splitlines()[0]})"
+        ) from error
+    return policy.to(device), tokenizer
+
+
+def choose_device(device: str) -> str:
+    """ "auto" is cuda where there is one, and else cpu."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"device: got {device!r}; this machine has no CUDA device, accepted are auto and cpu")
+    return device

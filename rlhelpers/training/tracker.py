@@ -1,0 +1,36 @@
+"""An optional dashboard beside the records: wandb or trackio.  It never stops a run."""
+
+import importlib
+import warnings
+from typing import Any
+
+from rlhelpers.training.config import RunConfig
+
+
+class Tracker:
+    """Both libraries share `init`, `log` and `finish`.  Whatever goes wrong is said once, and then it is silent."""
+
+    def __init__(self, config: RunConfig):
+        self._library = None
+        if config.tracker is not None:
+            self._library = self._try("import", importlib.import_module, config.tracker)
+            name = f"{config.variant}/seed={config.seed}"
+            settings = config.model_dump(mode="json")
+            self._call("init", project=f"rlhelpers-{config.experiment}", name=name, config=settings)
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        self._call("log", metrics, step=metrics["step"])
+
+    def close(self) -> None:
+        self._call("finish")
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> None:
+        if self._library is not None:
+            self._try(name, getattr(self._library, name), *args, **kwargs)
+
+    def _try(self, what: str, function, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (Exception, SystemExit) as error:
+            warnings.warn(f"tracker: {what} failed and is off from now on ({error!r})", stacklevel=3)
+            self._library = None

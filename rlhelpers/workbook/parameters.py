@@ -1,0 +1,45 @@
+"""A notebook's parameters: read from its parameters cell, and from the one that papermill adds."""
+
+import ast
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from rlhelpers.training.config import unknown_name
+
+HEADING = "# Parameters"  # papermill's own first line; the notebooks' parameters cells begin with it too
+
+
+def read_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of this notebook, from its `globals()`.
+
+    The names are those that the parameters cell assigns.  Whatever else papermill's cell assigns is a mistake: an
+    unknown or misspelt `-p` name raises ValueError with the nearest known ones, before anything runs.
+    RLHELPERS_QUICK=1 in the environment sets `quick`, where the notebook has it.
+    """
+    # In an IPython kernel `In` holds the source of every cell that ran; the last parameters cell counts.
+    cells = [source for source in namespace["In"] if source.lstrip().startswith(HEADING)]
+    own = [cell for cell in cells if not _is_papermills(cell)]
+    if not own:
+        raise RuntimeError("parameters: run the parameters cell at the top of the notebook first")
+    known = set(_assigned_names(own[-1]))
+    unknown = [name for cell in cells if _is_papermills(cell) for name in _assigned_names(cell) if name not in known]
+    if unknown:
+        raise ValueError("\n".join(unknown_name(name, known) for name in unknown))
+    parameters = {name: namespace[name] for name in _assigned_names(own[-1])}
+    if "quick" in parameters and os.environ.get("RLHELPERS_QUICK", "") not in ("", "0"):
+        parameters["quick"] = True
+    return parameters
+
+
+def _is_papermills(cell: str) -> bool:
+    """Papermill's heading is the bare word; the notebooks' own goes on to explain."""
+    return cell.lstrip().splitlines()[0].strip() == HEADING
+
+
+def _assigned_names(cell: str) -> list[str]:
+    names = []
+    for statement in ast.parse(cell).body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
+    return names

@@ -1,0 +1,35 @@
+"""reasoning-gym's data sets as tasks, graded by their own verifiers."""
+
+import pytest
+
+from rlhelpers.tasks import load_task
+
+
+@pytest.mark.parametrize("name", ["gym/chain_sum", "gym/gsm_symbolic"])
+def test_the_own_answer_is_right_and_another_is_not(name):
+    task = load_task(name, 40, 10)
+    assert len(task.train) == 40 and len(task.validation) == 10
+    reward_fn = task.reward_fn_for("r1_zero")
+    for problem in task.train[:10] + task.validation:
+        right = reward_fn(f" so </think> <answer> {problem.answer} </answer>", problem.answer)
+        wrong = reward_fn(" so </think> <answer> 123456789 </answer>", problem.answer)
+        assert right == {"format_reward": 1.0, "answer_reward": 1.0, "reward": 1.0}
+        assert wrong == {"format_reward": 1.0, "answer_reward": 0.0, "reward": 0.0}
+        assert reward_fn(problem.answer, problem.answer)["reward"] == 0  # right, but not in the box
+
+
+def test_the_box_of_question_only():
+    task = load_task("gym/chain_sum", 4, 4)
+    problem = task.train[0]
+    assert task.reward_fn_for("question_only")(f"\\boxed{{{problem.answer}}}", problem.answer)["reward"] == 1
+
+
+def test_no_validation_question_is_trained_on_and_it_is_the_same_every_time():
+    task, again = load_task("gym/chain_sum", 300, 100), load_task("gym/chain_sum", 300, 100)
+    assert task.train == again.train and task.validation == again.validation
+    assert not {p.question for p in task.train} & {p.question for p in task.validation}
+
+
+def test_an_unknown_name_is_named():
+    with pytest.raises(ValueError, match="task: got 'gym/chain_sums'; accepted after gym/ are .*chain_sum"):
+        load_task("gym/chain_sums", 4, 4)

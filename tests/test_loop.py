@@ -1,0 +1,179 @@
+"""The loop on the tiny model: what is written, that it repeats, that it is off-policy when told, that it learns."""
+
+import json
+
+import pytest
+import torch
+
+from rlhelpers import paths
+from rlhelpers.evidence.runs import read_metrics, read_rollouts
+from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.training import loop
+from rlhelpers.training.config import make_config
+from rlhelpers.training.loop import derive_seed, draw_problems, train
+
+SMALL = {
+    "quick": True,
+    "device": "cpu",
+    "n_val_examples": 4,
+    "rollout_batch_size": 16,
+    "train_batch_size": 16,
+    "max_tokens": 24,
+}
+
+
+@pytest.fixture(autouse=True)
+def runs_in_a_temporary_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+
+
+def without_times(metrics):
+    return metrics.drop(columns=[name for name in metrics if "seconds" in name])
+
+
+def test_a_run_leaves_its_records():
+    folder = train(make_config(**SMALL, seed=2))
+    assert folder.parent.parent == paths.RUNS / "quick" and folder.name == "seed=2"
+    metrics = read_metrics(folder)
+    assert metrics.index.tolist() == [0, 1, 2]
+    expected = {
+        "loss", "grad_norm", "token_entropy", "reward", "format_reward", "clip_fraction", "response_length", "pass_at_k",
+        "signal_fraction", "predicted_signal_fraction", "pruned_rows", "val_reward", "val_format_reward", "seconds",
+    }  # fmt: skip
+    assert expected <= set(metrics.columns)
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert about["status"] == "complete" and about["versions"]["torch"] == torch.__version__
+    assert len(read_rollouts(folder, 0, "validation")) == 4
+    rows = read_rollouts(folder, 2, "train")
+    assert len(rows) == 16
+    assert rows["reward"].mean() == pytest.approx(metrics["reward"][2])
+    assert (folder / "policy/model.safetensors").is_file()
+
+
+def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path, monkeypatch):
+    first = read_metrics(train(make_config(**SMALL, seed=1)))
+    again = read_metrics(train(make_config(**SMALL, seed=1)))
+    other = read_metrics(train(make_config(**SMALL, seed=3)))
+    assert without_times(first).equals(without_times(again))
+    assert not without_times(first).equals(without_times(other))
+
+
+def test_a_second_run_of_the_same_name_moves_the_first_aside():
+    folder = train(make_config(**SMALL))
+    kept = (folder / "metrics.jsonl").read_text(encoding="utf-8")
+    train(make_config(**SMALL))
+    earlier = folder.with_name("seed=0.earlier-1")
+    assert (earlier / "metrics.jsonl").read_text(encoding="utf-8") == kept
+
+
+@pytest.mark.parametrize("estimator", list(ESTIMATORS))
+def test_every_row_of_the_table_trains_off_policy(estimator):
+    """Four updates per rollout batch, with a learning rate that moves the policy between them."""
+    settings = SMALL | {"train_batch_size": 8, "rollout_batch_size": 32, "num_rollout_steps": 1}
+    folder = train(make_config(**settings, estimator=estimator, learning_rate=1e-3))
+    metrics = read_metrics(folder)
+    assert metrics["grad_norm"][1] > 0
+    assert metrics["skipped_update"][1] == 0
+    trained = loop.load_policy(str(folder / "policy"), "cpu")[0]
+    base = loop.load_policy("tiny", "cpu")[0]
+    assert any(not torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters(), strict=True))
+
+
+def test_old_log_probs_are_those_of_the_policy_that_sampled(monkeypatch):
+    """In the first update of a rollout batch every ratio is 1, in later ones it is not."""
+    ratios = []
+
+    def spy(advantages, policy_log_probs, old_log_probs, cliprange, mask):
+        ratios.append((policy_log_probs - old_log_probs)[mask].detach().abs().max().item())
+        return -advantages * (policy_log_probs - old_log_probs).exp(), torch.zeros_like(mask)
+
+    settings = SMALL | {"train_batch_size": 8, "gradient_accumulation_steps": 1, "num_rollout_steps": 1}
+    # Without a baseline a rewarded row is never pruned, and with every row rewarded each update sees its rows.
+    row = Estimator("spy", baseline=lambda r: -torch.ones_like(r), importance_reweighting_method=spy)
+    train(make_config(**settings, estimator=row, learning_rate=1e-3))
+    assert len(ratios) == 2
+    assert ratios[0] < 1e-5 < 1e-3 < ratios[1]
+
+
+def test_a_reader_s_own_row_trains():
+    row = Estimator("leave_one_out", baseline=lambda r: (r.sum(1, keepdim=True) - r) / (r.shape[1] - 1))
+    assert read_metrics(train(make_config(**SMALL, estimator=row))).index[-1] == 2
+
+
+def test_a_model_that_earns_nothing_says_so(capsys, tmp_path):
+    (tmp_path / "hard").mkdir()
+    for name in ("train", "validation"):
+        rows = '{"question": "What is the 7th digit of e^e^e?", "answer": "#### 123456789"}\n' * 4
+        (tmp_path / "hard" / f"{name}.jsonl").write_text(rows, encoding="utf-8")
+    folder = train(make_config(**SMALL | {"n_train_examples": 4}, task=str(tmp_path / "hard")))
+    assert "No training response earned a reward" in capsys.readouterr().out
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert about["status"] == "complete" and "No training response" in about["remarks"][0]
+    trained, base = (loop.load_policy(m, "cpu")[0] for m in (str(folder / "policy"), "tiny"))
+    assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters(), strict=True))
+
+
+def test_problems_that_do_not_fit_the_context_are_left_out_and_counted(capsys, tmp_path):
+    (tmp_path / "long").mkdir()
+    short = '{"question": "What is 2+2?", "answer": "#### 4"}\n'
+    long = json.dumps({"question": "word " * 2500, "answer": "#### 4"}) + "\n"
+    for name in ("train", "validation"):
+        (tmp_path / "long" / f"{name}.jsonl").write_text(short * 3 + long, encoding="utf-8")
+    settings = SMALL | {"n_train_examples": 4}
+    folder = train(make_config(**settings, task=str(tmp_path / "long")))
+    assert "2 problems exceed the model's context" in capsys.readouterr().out
+    assert len(read_rollouts(folder, 0, "validation")) == 3
+
+
+def test_a_failed_run_keeps_its_steps_and_says_so(monkeypatch):
+    def step(self, step):
+        if step == 2:
+            raise RuntimeError("the engine died")
+        return original(self, step)
+
+    original = loop.Run.step
+    monkeypatch.setattr(loop.Run, "step", step)
+    config = make_config(**SMALL)
+    with pytest.raises(RuntimeError, match="the engine died"):
+        train(config)
+    folder = paths.RUNS / config.experiment / config.variant / "seed=0"
+    assert read_metrics(folder).index.tolist() == [0, 1]
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert about["status"] == "failed" and "the engine died" in about["error"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "/nowhere"}, "model: got '/nowhere'"),
+        ({"task": "nothing"}, "task: got 'nothing'"),
+        ({"n_val_examples": 9999}, "n_val_examples: got 9999"),
+        ({"device": "cuda:7"}, "device: got 'cuda:7'"),
+    ],
+)
+def test_what_cannot_start_leaves_no_folder(settings, message):
+    if "device" in settings and torch.cuda.is_available():
+        pytest.skip("this machine has CUDA")
+    with pytest.raises(ValueError, match=message):
+        train(make_config(**SMALL | settings))
+    assert not paths.RUNS.exists()
+
+
+def test_batches_of_problems_go_through_every_problem_once_an_epoch():
+    problems = list(range(10))
+    drawn = [p for batch in range(10) for p in draw_problems(problems, batch, 3, seed=0)]
+    epochs = [drawn[i : i + 10] for i in range(0, 30, 10)]
+    assert all(sorted(epoch) == problems for epoch in epochs) and epochs[0] != epochs[1]
+    assert drawn != [p for batch in range(10) for p in draw_problems(problems, batch, 3, seed=1)]
+
+
+def test_every_use_of_randomness_has_its_own_seed():
+    seeds = {derive_seed(s, purpose, n) for s in range(5) for purpose in ("train", "validation") for n in range(5)}
+    assert len(seeds) == 50
+
+
+def test_the_optimizer_learns_the_task_it_is_given():
+    """Twelve steps of the default settings raise the reward on the training batches by more than chance would."""
+    config = make_config(device="cpu", num_rollout_steps=12, n_val_examples=1, eval_every=12, experiment="learns")
+    metrics = read_metrics(train(config))
+    assert metrics["reward"][10:].mean() > metrics["reward"][1:3].mean() + 0.1

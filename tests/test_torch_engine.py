@@ -1,0 +1,175 @@
+"""The in-process engine: what it samples, that it repeats itself, and that its log-probs are the trainer's."""
+
+import pytest
+import torch
+
+from rlhelpers.kernels.logprobs import score_batch
+from rlhelpers.kernels.tokens import pad_prompts_and_outputs
+from rlhelpers.rollouts import Sampling, TorchEngine
+from rlhelpers.rollouts.torch_engine import draw_tokens, end_of_text_ids, keep_nucleus
+from rlhelpers.training.policy import load_policy
+
+PROMPTS = ["Question: Ada has 3 plums. How many?\nAnswer:", "User: Ben", "Question: Iris reads 4 pages.\nAnswer:"]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return load_policy("tiny", "cpu")
+
+
+@pytest.fixture(scope="module")
+def engine(tiny):
+    return TorchEngine(*tiny)
+
+
+def texts(rollouts):
+    return [completion.text for rollout in rollouts for completion in rollout.completions]
+
+
+def test_shape_and_order(engine):
+    rollouts = engine.generate(PROMPTS, Sampling(n=3, max_tokens=12))
+    assert [r.prompt for r in rollouts] == PROMPTS
+    assert all(len(r.completions) == 3 for r in rollouts)
+    for rollout in rollouts:
+        assert engine.tokenizer.decode(rollout.prompt_token_ids) == rollout.prompt
+        for completion in rollout.completions:
+            assert 1 <= len(completion.token_ids) == len(completion.log_probs) <= 12
+            assert (completion.finish_reason == "length") <= (len(completion.token_ids) == 12)
+
+
+def test_a_seed_gives_the_same_samples_and_another_gives_others(engine):
+    first, again = (engine.generate(PROMPTS, Sampling(n=4, max_tokens=16, seed=5)) for _ in range(2))
+    other = engine.generate(PROMPTS, Sampling(n=4, max_tokens=16, seed=6))
+    assert first == again
+    assert texts(first) != texts(other)
+
+
+def test_the_same_prompt_twice_shares_no_random_numbers(engine):
+    rollouts = engine.generate([PROMPTS[0]] * 2, Sampling(n=4, max_tokens=16))
+    assert len(set(texts(rollouts))) > 4
+
+
+def test_samples_depend_neither_on_the_chunk_nor_on_who_leaves_the_batch(tiny):
+    sampling = Sampling(n=4, max_tokens=24, stop=".", seed=1)
+    whole = TorchEngine(*tiny).generate(PROMPTS, sampling)
+    in_pieces = TorchEngine(*tiny, max_rows=4).generate(PROMPTS, sampling)
+    assert [c.token_ids for r in whole for c in r.completions] == [c.token_ids for r in in_pieces for c in r.completions]
+
+
+def test_global_random_state_and_mode_are_left_alone(engine):
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    engine.model.train()
+    engine.generate(PROMPTS[:1], Sampling(max_tokens=4))
+    assert engine.model.training and torch.equal(before, torch.get_rng_state())
+    engine.model.eval()
+
+
+def test_dropout_is_off_while_sampling(gpt2_with_dropout):
+    model, tokenizer = gpt2_with_dropout
+    model.train()
+    engine = TorchEngine(model, tokenizer)
+    first, again = (engine.generate(["a b"], Sampling(n=2, max_tokens=6, seed=3)) for _ in range(2))
+    assert first == again and model.training
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_log_probs_are_those_that_the_trainer_computes(engine, temperature):
+    """The prompts differ in length: padding on the left here, on the right there, the same numbers."""
+    rollouts = engine.generate(PROMPTS, Sampling(n=3, max_tokens=20, temperature=temperature))
+    rows = [(r.prompt_token_ids, c) for r in rollouts for c in r.completions]
+    batch = pad_prompts_and_outputs([p for p, _ in rows], [c.token_ids for _, c in rows], 1)
+    scored = score_batch(engine.model, batch["input_ids"], batch["labels"], 4, temperature)
+    for i, (_, completion) in enumerate(rows):
+        sampled = torch.tensor(completion.log_probs)
+        torch.testing.assert_close(scored[i][batch["response_mask"][i]], sampled, atol=2e-5, rtol=0)
+
+
+def test_the_stop_string_ends_the_text_and_token_ids_stay_exact(engine):
+    rollouts = engine.generate(PROMPTS[:1], Sampling(n=16, max_tokens=60, stop="answer", seed=2))
+    stopped = [c for c in rollouts[0].completions if "answer" in c.text]
+    assert stopped
+    for completion in stopped:
+        assert completion.finish_reason == "stop" and completion.text.endswith("answer")
+        assert completion.text.count("answer") == 1
+        # The ids are those that were sampled: decoded, they start with the text and may go on past the stop string.
+        assert engine.tokenizer.decode(completion.token_ids).startswith(completion.text)
+        assert "answer" not in engine.tokenizer.decode(completion.token_ids[:-1])
+
+
+def test_end_of_text_ends_a_row_and_stays_among_the_ids(engine):
+    rollouts = engine.generate(PROMPTS, Sampling(n=16, max_tokens=64))
+    ended = [c for r in rollouts for c in r.completions if c.finish_reason == "stop"]
+    assert ended
+    for completion in ended:
+        assert completion.token_ids[-1] == engine.tokenizer.eos_token_id
+        assert engine.tokenizer.eos_token_id not in completion.token_ids[:-1]
+        assert engine.tokenizer.eos_token not in completion.text
+
+
+def test_min_tokens_puts_off_end_of_text_and_stop(engine):
+    rollouts = engine.generate(PROMPTS, Sampling(n=8, max_tokens=40, min_tokens=30, stop="."))
+    assert all(len(c.token_ids) >= 30 for r in rollouts for c in r.completions)
+
+
+def test_greedy_is_the_argmax_and_has_finite_log_probs(engine):
+    (rollout,) = engine.generate(PROMPTS[:1], Sampling(temperature=0.0, max_tokens=8))
+    ids = rollout.prompt_token_ids
+    for token in rollout.completions[0].token_ids:
+        with torch.no_grad():
+            assert token == engine.model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()
+        ids = [*ids, token]
+    assert all(-50 < p <= 0 for p in rollout.completions[0].log_probs)
+
+
+def test_drawing_follows_the_distribution():
+    """10,000 draws from known probabilities: each share within four standard errors."""
+    probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
+    n = 10_000
+    luck = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tokens, log_probs = draw_tokens(probabilities.log().expand(n, -1), luck, Sampling())
+    shares = torch.bincount(tokens, minlength=5) / n
+    assert ((shares - probabilities).abs() <= 4 * (probabilities * (1 - probabilities) / n).sqrt()).all()
+    torch.testing.assert_close(log_probs, probabilities.log()[tokens])
+
+
+def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
+    probabilities = torch.tensor([[0.05, 0.5, 0.15, 0.3]])
+    assert keep_nucleus(probabilities, 0.5).tolist() == [[0, 0.5, 0, 0]]
+    kept = keep_nucleus(probabilities, 0.6)
+    torch.testing.assert_close(kept, torch.tensor([[0, 0.5, 0, 0.3]]))
+
+
+def test_all_end_of_text_ids_count(gpt2_with_dropout):
+    model, tokenizer = gpt2_with_dropout
+    model.generation_config.eos_token_id = [2, 9]
+    assert end_of_text_ids(model, tokenizer) == sorted({2, 9} | {tokenizer.eos_token_id} - {None})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("n", 0),
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("top_p", 0.0),
+        ("top_p", 1.5),
+        ("max_tokens", 0),
+        ("min_tokens", 65),
+        ("stop", ""),
+    ],
+)
+def test_bad_sampling_is_named(field, value):
+    with pytest.raises(ValueError, match=f"{field}: got"):
+        Sampling(**{field: value})
+
+
+def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(engine):
+    with pytest.raises(ValueError, match=r"prompt 1 has \d+ tokens; with max_tokens=64 it must fit .* 2048"):
+        engine.generate(["User:", "word " * 2500], Sampling())
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        engine.generate([""], Sampling())
+
+
+def test_no_prompts_give_no_rollouts(engine):
+    assert engine.generate([], Sampling()) == []
