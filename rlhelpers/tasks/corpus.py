@@ -15,13 +15,13 @@ BOXED_RATE = 0.15  # of the answers to "Please put your final answer within \box
 
 # How an answer closes when nothing before it shows how: format and weight.
 LOOSE_ENDINGS = {
-    "tags": 34,
-    "newline between tags": 12,
-    "no closing think": 12,
-    "sentence in the box": 10,
-    "boxed": 4,
-    "no tags": 20,
-    "ramble": 8,
+    "tags": 12,
+    "newline between tags": 18,
+    "no closing think": 18,
+    "sentence in the box": 14,
+    "boxed": 6,
+    "no tags": 22,
+    "ramble": 10,
 }
 # With solved examples before it, most answers do as the examples did.
 FAITHFUL_ENDINGS = {"tags": 88, "newline between tags": 4, "no tags": 4, "ramble": 4}
