@@ -71,9 +71,7 @@ def test_fetching_verifies_before_it_writes(tmp_path, monkeypatch):
     text = jsonl_text(ROWS)
     import hashlib
 
-    monkeypatch.setattr(
-        gsm8k, "FILES", dict.fromkeys(FILES, (1, hashlib.sha256(text.encode("utf-8")).hexdigest()))
-    )
+    monkeypatch.setattr(gsm8k, "FILES", dict.fromkeys(FILES, (1, hashlib.sha256(text.encode("utf-8")).hexdigest())))
     fetch_gsm8k(tmp_path / "gsm8k")
     assert (tmp_path / "gsm8k/test.jsonl").read_text(encoding="utf-8") == text
 

@@ -31,5 +31,5 @@ def test_no_validation_question_is_trained_on_and_it_is_the_same_every_time():
 
 
 def test_an_unknown_name_is_named():
-    with pytest.raises(ValueError, match="task: got 'gym/chain_sums'; accepted after gym/ are .*chain_sum"):
+    with pytest.raises(ValueError, match=r"task: got 'gym/chain_sums'; accepted after gym/ are .*chain_sum"):
         load_task("gym/chain_sums", 4, 4)

@@ -53,7 +53,9 @@ def test_samples_depend_neither_on_the_chunk_nor_on_who_leaves_the_batch(tiny):
     sampling = Sampling(n=4, max_tokens=24, stop=".", seed=1)
     whole = TorchEngine(*tiny).generate(PROMPTS, sampling)
     in_pieces = TorchEngine(*tiny, max_rows=4).generate(PROMPTS, sampling)
-    assert [c.token_ids for r in whole for c in r.completions] == [c.token_ids for r in in_pieces for c in r.completions]
+    assert [c.token_ids for r in whole for c in r.completions] == [
+        c.token_ids for r in in_pieces for c in r.completions
+    ]
 
 
 def test_global_random_state_and_mode_are_left_alone(engine):

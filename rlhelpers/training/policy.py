@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
 
 from rlhelpers import paths
 
@@ -16,6 +17,7 @@ def load_policy(model: str, device: str = "auto") -> tuple[PreTrainedModel, PreT
     On the CPU: float32.  Raises ValueError when CUDA is asked for and absent, or the model cannot be found.
     """
     device = choose_device(device)
+    logging.disable_progress_bar()  # bars of a fraction of a second, which fill the logs of a run
     source = str(paths.TINY) if model == "tiny" else model
     if Path(source).is_absolute() and not Path(source).is_dir():
         raise ValueError(f"model: got {model!r}; no such directory")

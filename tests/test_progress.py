@@ -1,0 +1,74 @@
+"""Bars where they move, lines where they do not, and a tracker that never stops a run."""
+
+import sys
+import types
+
+import pytest
+
+from rlhelpers.training import progress
+from rlhelpers.training.config import make_config
+from rlhelpers.training.progress import Progress
+from rlhelpers.training.tracker import Tracker
+
+
+def test_one_line_per_step_where_nothing_can_move(capsys):
+    with Progress(10) as shown:
+        shown.show({"step": 0, "val_reward": 0.25, "seconds": 1.0})
+        shown.show({"step": 1, "reward": 0.5, "format_reward": 0.75, "response_length": 31.26, "seconds": 2.0})
+        shown.say("a remark")
+    assert capsys.readouterr().out.splitlines() == [
+        "step  0/10  val_reward 0.250  seconds 1.0",
+        "step  1/10  reward 0.500  format 0.750  length 31.3  seconds 2.0",
+        "a remark",
+    ]
+
+
+def test_a_bar_where_it_can_move(monkeypatch, capsys):
+    monkeypatch.setattr(progress, "bar_can_move", lambda: True)
+    with Progress(2) as shown:
+        for step in range(3):
+            shown.show({"step": step, "reward": 0.5})
+    out, err = capsys.readouterr()
+    assert "2/2" in err and "reward 0.500" in err and out == ""
+
+
+def fake_library(monkeypatch, **functions):
+    library = types.ModuleType("trackio")
+    for name in ("init", "log", "finish"):
+        setattr(library, name, functions.get(name, lambda *_, **__: None))
+    monkeypatch.setitem(sys.modules, "trackio", library)
+
+
+def test_a_tracker_gets_every_step(monkeypatch):
+    logged = []
+    fake_library(monkeypatch, log=lambda metrics, step: logged.append((step, metrics)))
+    tracker = Tracker(make_config(tracker="trackio"))
+    tracker.log({"step": 3, "reward": 0.5})
+    tracker.close()
+    assert logged == [(3, {"step": 3, "reward": 0.5})]
+
+
+@pytest.mark.parametrize("broken", ["init", "log", "finish"])
+@pytest.mark.parametrize("error", [RuntimeError("no network"), SystemExit(1)])
+def test_a_broken_tracker_warns_once_and_is_off(monkeypatch, broken, error):
+    def fail(*_, **__):
+        raise error
+
+    fake_library(monkeypatch, **{broken: fail})
+    with pytest.warns(UserWarning, match=f"tracker: {broken} failed") as warned:
+        tracker = Tracker(make_config(tracker="trackio"))
+        tracker.log({"step": 1})
+        tracker.log({"step": 2})
+        tracker.close()
+    assert len(warned) == 1
+
+
+def test_a_tracker_that_is_not_installed_warns(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.warns(UserWarning, match="tracker: import failed"):
+        Tracker(make_config(tracker="wandb")).log({"step": 1})
+
+
+def test_no_tracker_by_default(recwarn):
+    Tracker(make_config()).log({"step": 1})
+    assert not recwarn.list
