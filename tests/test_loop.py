@@ -37,9 +37,21 @@ def test_a_run_leaves_its_records():
     metrics = read_metrics(folder)
     assert metrics.index.tolist() == [0, 1, 2]
     expected = {
-        "loss", "grad_norm", "token_entropy", "reward", "format_reward", "clip_fraction", "response_length",
-        "pass_at_k", "signal_fraction", "predicted_signal_fraction", "pruned_rows", "val_reward", "val_format_reward", "seconds",
-    }  # fmt: skip
+        "loss",
+        "grad_norm",
+        "token_entropy",
+        "reward",
+        "format_reward",
+        "clip_fraction",
+        "response_length",
+        "pass_at_k",
+        "signal_fraction",
+        "predicted_signal_fraction",
+        "pruned_rows",
+        "val_reward",
+        "val_format_reward",
+        "seconds",
+    }
     assert expected <= set(metrics.columns)
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     assert about["status"] == "complete" and about["versions"]["torch"] == torch.__version__

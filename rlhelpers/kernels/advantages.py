@@ -113,7 +113,6 @@ def _reward_statistics(grouped: Tensor) -> dict[str, float]:
     # One response alone has no spread; 0 keeps the log free of NaN.
     within = grouped.std(dim=1).mean().item() if grouped.shape[1] > 1 else 0.0
     return {
-        "reward_mean": grouped.mean().item(),
         "reward_std_batch": grouped.std().item() if grouped.numel() > 1 else 0.0,
         "reward_std_within_groups": within,
         "reward_min": grouped.min().item(),

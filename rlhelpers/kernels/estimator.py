@@ -1,6 +1,6 @@
 """The table of methods: one row each.  The step reads the row; nothing branches on its name."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from rlhelpers.kernels.advantages import Baseline
 from rlhelpers.kernels.losses import Reweighting
@@ -20,9 +20,7 @@ class Estimator:
 
     def step_arguments(self) -> dict:
         """The row as keyword arguments of `grpo_train_step`."""
-        arguments = asdict(self)
-        del arguments["name"]
-        return arguments
+        return {cell: value for cell, value in vars(self).items() if cell != "name"}
 
 
 _ROWS = [

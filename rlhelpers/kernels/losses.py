@@ -40,14 +40,13 @@ def compute_policy_gradient_loss(
     Raises ValueError naming the argument when a method lacks what it needs or shapes do not fit.
     """
     method = importance_reweighting_method
-    if not callable(method) and method not in REWEIGHTINGS:
-        accepted = ", ".join(REWEIGHTINGS)
-        raise ValueError(f"importance_reweighting_method: got {method!r}; accepted are {accepted} or a function")
     advantages = _column("raw_rewards_or_advantages", raw_rewards_or_advantages, policy_log_probs)
     for name, tensor in (("old_log_probs", old_log_probs), ("response_mask", response_mask)):
         if tensor is not None and tensor.shape != policy_log_probs.shape:
             raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, wanted {tuple(policy_log_probs.shape)}")
-    _check_needs(method, old_log_probs, cliprange, response_mask)
+    check_reweighting(method, old_log_probs, cliprange)
+    if method == "gspo" and response_mask is None:
+        raise ValueError('response_mask: got None; "gspo" needs it to know which tokens make the response')
     mask = torch.ones_like(policy_log_probs) if response_mask is None else response_mask
     old = None if old_log_probs is None else old_log_probs.detach()
     reweight = method if callable(method) else REWEIGHTINGS[method]
@@ -139,13 +138,10 @@ def aggregate_loss_across_microbatch(
             f"per_token_policy_gradient_loss and mask: got shapes {tuple(loss.shape)} and {tuple(mask.shape)}; "
             "both must be (batch, length)"
         )
-    if loss_normalization not in ("sequence", "constant"):
-        raise ValueError(f"loss_normalization: got {loss_normalization!r}; accepted are sequence, constant")
+    check_normalization(loss_normalization, normalization_constant)
     row_sums = torch.where(mask.bool(), loss, 0.0).sum(dim=1)
     if loss_normalization == "sequence":
         return (row_sums / mask.sum(dim=1).clamp(min=1)).mean()
-    if normalization_constant is None or not 0 < normalization_constant < math.inf:
-        raise ValueError(f"normalization_constant: got {normalization_constant!r}; accepted is a number above 0")
     return row_sums.sum() / normalization_constant
 
 
@@ -163,12 +159,23 @@ def _column(name: str, values: Tensor, policy_log_probs: Tensor) -> Tensor:
     return values.reshape(rows, 1)
 
 
-def _check_needs(method, old_log_probs, cliprange, response_mask) -> None:
+def check_reweighting(method: str | Reweighting, old_log_probs: Tensor | None, cliprange: float | None) -> None:
+    """Raise ValueError unless the method is known and has what it needs."""
     if callable(method) or method == "none":
         return
+    if method not in REWEIGHTINGS:
+        accepted = ", ".join(REWEIGHTINGS)
+        raise ValueError(f"importance_reweighting_method: got {method!r}; accepted are {accepted} or a function")
     if old_log_probs is None:
         raise ValueError(f'old_log_probs: got None; importance_reweighting_method "{method}" needs them')
-    if method == "gspo" and response_mask is None:
-        raise ValueError('response_mask: got None; "gspo" needs it to know which tokens make the response')
     if method != "noclip" and (cliprange is None or not 0 < cliprange < math.inf):
         raise ValueError(f'cliprange: got {cliprange!r}; "{method}" needs a number above 0')
+
+
+def check_normalization(loss_normalization: str, normalization_constant: float | None) -> None:
+    """Raise ValueError unless the normalization is known and has its constant."""
+    if loss_normalization not in ("sequence", "constant"):
+        raise ValueError(f"loss_normalization: got {loss_normalization!r}; accepted are sequence, constant")
+    constant = normalization_constant
+    if loss_normalization == "constant" and (constant is None or not 0 < constant < math.inf):
+        raise ValueError(f'normalization_constant: got {constant!r}; "constant" needs a number above 0')

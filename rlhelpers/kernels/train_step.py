@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +21,8 @@ from rlhelpers.kernels.logprobs import get_response_log_probs
 from rlhelpers.kernels.losses import (
     Reweighting,
     aggregate_loss_across_microbatch,
+    check_normalization,
+    check_reweighting,
     compute_policy_gradient_loss,
     masked_mean,
 )
@@ -74,6 +77,8 @@ def grpo_train_step(
     All gradients are None before and after.  Raises ValueError naming the argument before any state changes.
     """
     microbatch_size = _check_step(gradient_accumulation_steps, max_grad_norm, repeated_prompts, rollout_responses)
+    check_reweighting(importance_reweighting_method, old_log_probs, cliprange)
+    check_normalization(loss_normalization, normalization_constant)
     rewards, reward_metadata = compute_rollout_rewards(reward_fn, rollout_responses, repeated_ground_truths)
     advantages, statistics = compute_group_normalized_rewards(
         rewards, group_size, baseline, advantage_eps, advantage_normalizer
@@ -82,37 +87,49 @@ def grpo_train_step(
         rollout_token_ids = _encode_all(tokenizer, repeated_prompts, rollout_responses)
     batch = _make_batch(rollout_token_ids, advantages, old_log_probs, padding_id(tokenizer))
     kept = advantages.nonzero().squeeze(1)
+    objective = _Objective(
+        importance_reweighting_method,
+        cliprange,
+        loss_normalization,
+        normalization_constant,
+        temperature,
+        len(advantages),
+    )
+    loss, metadata = _accumulate(model, batch, kept.split(microbatch_size), objective)
+    metadata |= _update(model, optimizer, max_grad_norm) if len(kept) else {"grad_norm": 0.0, "skipped_update": 0.0}
+    metadata |= reward_metadata | statistics | {"rewards": rewards}
+    return loss, metadata | _group_metrics(rewards, group_size, batch["response_mask"], len(kept))
 
-    def microbatch_loss(rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        scores = get_response_log_probs(model, rows["input_ids"], rows["labels"], True, temperature=temperature)
+
+@dataclass(frozen=True)
+class _Objective:
+    """What one microbatch adds to the loss of a batch of `batch_size` rows."""
+
+    importance_reweighting_method: str | Reweighting
+    cliprange: float | None
+    loss_normalization: str
+    normalization_constant: float | None
+    temperature: float
+    batch_size: int
+
+    def __call__(self, model: PreTrainedModel, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        mask = rows["response_mask"]
+        scores = get_response_log_probs(model, rows["input_ids"], rows["labels"], True, temperature=self.temperature)
         loss, metadata = compute_policy_gradient_loss(
             rows["advantages"],
             scores["log_probs"],
-            importance_reweighting_method,
+            self.importance_reweighting_method,
             rows.get("old_log_probs"),
-            cliprange,
-            rows["response_mask"],
+            self.cliprange,
+            mask,
         )
-        loss = aggregate_loss_across_microbatch(loss, rows["response_mask"], loss_normalization, normalization_constant)
-        if loss_normalization == "sequence":
-            loss = loss * len(rows["labels"]) / len(advantages)
-        return loss, metadata | {"token_entropy": masked_mean(scores["token_entropy"], rows["response_mask"])}
-
-    loss, metadata = _accumulate(model, batch, kept.split(microbatch_size), microbatch_loss)
-    metadata |= _update(model, optimizer, max_grad_norm) if len(kept) else {"grad_norm": 0.0, "skipped_update": 0.0}
-    metadata |= reward_metadata | statistics | {"rewards": rewards}
-    metadata |= {
-        "mean_response_length": batch["response_mask"].sum(dim=1).float().mean().item(),
-        "pass_at_k": pass_at_k(rewards, group_size),
-        "signal_fraction": signal_fraction(rewards, group_size),
-        "predicted_signal_fraction": predicted_signal_fraction(rewards, group_size),
-        "pruned_rows": float(len(advantages) - len(kept)),
-        "pruned_fraction": 1 - len(kept) / len(advantages),
-    }
-    return loss, metadata
+        loss = aggregate_loss_across_microbatch(loss, mask, self.loss_normalization, self.normalization_constant)
+        if self.loss_normalization == "sequence":  # a mean over these rows; the batch's mean is over all of them
+            loss = loss * len(mask) / self.batch_size
+        return loss, metadata | {"token_entropy": masked_mean(scores["token_entropy"], mask)}
 
 
-def _accumulate(model, batch, microbatches, microbatch_loss) -> tuple[Tensor, dict[str, float | None]]:
+def _accumulate(model, batch, microbatches, objective: _Objective) -> tuple[Tensor, dict[str, float | None]]:
     """Forward and backward through every microbatch; metrics are means over all response tokens that were seen."""
     was_training = model.training
     model.eval()
@@ -123,7 +140,7 @@ def _accumulate(model, batch, microbatches, microbatch_loss) -> tuple[Tensor, di
             if not len(rows):
                 continue
             selected = _select(batch, rows, model.device)
-            loss, metadata = microbatch_loss(selected)
+            loss, metadata = objective(model, selected)
             loss.backward()
             total += loss.detach().cpu()
             count = int(selected["response_mask"].sum())
@@ -149,6 +166,17 @@ def _update(model, optimizer, max_grad_norm: float | None) -> dict[str, float]:
         optimizer.step()
     model.zero_grad(set_to_none=True)
     return {"grad_norm": grad_norm, "skipped_update": float(not finite)}
+
+
+def _group_metrics(rewards: Tensor, group_size: int, response_mask: Tensor, kept: int) -> dict[str, float]:
+    return {
+        "mean_response_length": response_mask.sum(dim=1).float().mean().item(),
+        "pass_at_k": pass_at_k(rewards, group_size),
+        "signal_fraction": signal_fraction(rewards, group_size),
+        "predicted_signal_fraction": predicted_signal_fraction(rewards, group_size),
+        "pruned_rows": float(len(rewards) - kept),
+        "pruned_fraction": 1 - kept / len(rewards),
+    }
 
 
 def _make_batch(token_ids: TokenIds, advantages: Tensor, old_log_probs: Tensor | None, pad_id: int) -> dict:

@@ -32,7 +32,10 @@ class Progress:
 
     def say(self, text: str) -> None:
         """A line of its own, which a bar does not tear."""
-        tqdm.write(text) if self._bar is not None else print(text, flush=True)
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            tqdm.write(text)
 
 
 def bar_can_move() -> bool:

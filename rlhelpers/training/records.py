@@ -41,7 +41,7 @@ class RunRecords:
         Raises RuntimeError when another process is writing to it at this moment.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.folder.with_name(self.folder.name + ".lock"))
+        self._lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock"))
         try:
             self._lock.acquire(timeout=0)
         except Timeout:

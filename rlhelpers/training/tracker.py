@@ -19,7 +19,8 @@ class Tracker:
             self._call("init", project=f"rlhelpers-{config.experiment}", name=name, config=settings)
 
     def log(self, metrics: dict[str, Any]) -> None:
-        self._call("log", metrics, step=metrics["step"])
+        known = {name: value for name, value in metrics.items() if value is not None}
+        self._call("log", known, step=metrics["step"])
 
     def close(self) -> None:
         self._call("finish")
