@@ -67,9 +67,8 @@ def test_global_random_state_and_mode_are_left_alone(engine):
     engine.model.eval()
 
 
-def test_dropout_is_off_while_sampling(gpt2_with_dropout):
-    model, tokenizer = gpt2_with_dropout
-    model.train()
+def test_dropout_is_off_while_sampling(tiny_gpt2, tokenizer):
+    model = tiny_gpt2(torch.float32, dropout=0.5).train()
     engine = TorchEngine(model, tokenizer)
     first, again = (engine.generate(["a b"], Sampling(n=2, max_tokens=6, seed=3)) for _ in range(2))
     assert first == again and model.training
@@ -142,10 +141,15 @@ def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():
     torch.testing.assert_close(kept, torch.tensor([[0, 0.5, 0, 0.3]]))
 
 
-def test_all_end_of_text_ids_count(gpt2_with_dropout):
-    model, tokenizer = gpt2_with_dropout
-    model.generation_config.eos_token_id = [2, 9]
-    assert end_of_text_ids(model, tokenizer) == sorted({2, 9} | {tokenizer.eos_token_id} - {None})
+def test_all_end_of_text_ids_count(tiny_gpt2, tokenizer):
+    """Three of sixteen tokens end a text, so sixteen samples see each of them."""
+    model = tiny_gpt2(torch.float32)
+    model.generation_config.eos_token_id = [5, 9]
+    assert end_of_text_ids(model, tokenizer) == [1, 5, 9]
+    (rollout,) = TorchEngine(model, tokenizer).generate(["a b"], Sampling(n=64, max_tokens=16))
+    ended = [c.token_ids for c in rollout.completions if c.finish_reason == "stop"]
+    assert {ids[-1] for ids in ended} == {1, 5, 9}
+    assert not any({1, 5, 9} & set(ids[:-1]) for ids in ended)
 
 
 @pytest.mark.parametrize(

@@ -434,7 +434,6 @@ ONES = torch.ones(4, 5)  # two words of prompt, four of response
         ({"importance_reweighting_method": "ppo"}, "importance_reweighting_method: got 'ppo'"),
         ({"loss_normalization": "token"}, "loss_normalization: got 'token'"),
         ({"loss_normalization": "constant"}, "normalization_constant: got None"),
-        ({"temperature": 0.0}, "temperature: got 0.0"),
         (REWEIGHTED, "old_log_probs: got None"),
         (REWEIGHTED | {"old_log_probs": ONES, "cliprange": None}, "cliprange: got None"),
         (REWEIGHTED | {"old_log_probs": ONES[:, :4]}, r"old_log_probs: got shape \(4, 4\), wanted \(4, 5\)"),
@@ -446,6 +445,8 @@ ONES = torch.ones(4, 5)  # two words of prompt, four of response
 def test_errors_name_the_argument_and_leave_everything_as_it_was(changes, message, tiny_gpt2, tokenizer):
     model = tiny_gpt2().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
     before = weights(model)
     good = {
         "gradient_accumulation_steps": 2,
@@ -461,7 +462,48 @@ def test_errors_name_the_argument_and_leave_everything_as_it_was(changes, messag
     assert torch.equal(weights(model), before)
     assert not optimizer.state
     assert model.training
+    assert all((p.grad == 1).all() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"importance_reweighting_method": "ppo"}, "importance_reweighting_method: got 'ppo'"),
+        ({"loss_normalization": "constant"}, "normalization_constant: got None"),
+        (REWEIGHTED, "old_log_probs: got None"),
+    ],
+)
+def test_errors_do_not_wait_for_a_batch_with_signal(arguments, message, tiny_gpt2, tokenizer):
+    silent = make_rows([0.0] * 4, LENGTHS[:4])
+    with pytest.raises(ValueError, match=message):
+        step(tiny_gpt2(), tokenizer, silent, **arguments)
+
+
+def test_a_temperature_that_is_none_changes_no_weight(tiny_gpt2, tokenizer):
+    model = tiny_gpt2().train()
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"temperature: got 0\.0"):
+        step(model, tokenizer, make_rows(), temperature=0.0)
+    assert torch.equal(weights(model), before)
+    assert model.training
+
+
+def test_an_interrupted_step_leaves_no_half_of_a_gradient(tiny_gpt2, tokenizer):
+    calls = []
+
+    def interrupted(advantages, new, old, cliprange, mask):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return -advantages * new, torch.zeros_like(mask)
+
+    model = tiny_gpt2().train()
+    before = weights(model)
+    with pytest.raises(KeyboardInterrupt):
+        step(model, tokenizer, make_rows(), cuts=4, importance_reweighting_method=interrupted)
+    assert torch.equal(weights(model), before)
     assert all(p.grad is None for p in model.parameters())
+    assert model.training
 
 
 def test_no_rollouts_at_all(tiny_gpt2, tokenizer):
