@@ -3,6 +3,7 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -195,3 +196,32 @@ def test_predicted_signal_fraction_is_by_the_share_of_rewarded_responses():
     rewards = torch.tensor([1.0, 0, 0, 0, 0, 0, 0.5, 0])
     assert predicted_signal_fraction(rewards, 4) == pytest.approx(1 - 0.25**4 - 0.75**4)
     assert predicted_signal_fraction(torch.ones(8), 4) == predicted_signal_fraction(torch.zeros(8), 4) == 0.0
+
+
+def test_no_eps_is_needed_where_all_rewards_are_equal():
+    rewards = torch.tensor([1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+    for normalizer in ("std", "mean"):
+        advantages, _ = compute_group_normalized_rewards(rewards, 2, "mean", 0.0, normalizer)
+        assert advantages[:4].tolist() == [0.0] * 4 and advantages[4:].isfinite().all()
+
+
+@pytest.mark.parametrize("eps", [-1e-6, math.nan, math.inf, "1e-6", True])
+def test_a_bad_eps_is_named(eps):
+    with pytest.raises(ValueError, match="advantage_eps: got"):
+        compute_group_normalized_rewards(torch.rand(4), 2, advantage_eps=eps)
+
+
+def test_rewards_of_other_number_types():
+    rewards, _ = compute_rollout_rewards(
+        lambda r, t: {"reward": np.float32(1), "format_reward": np.int64(1)}, ["a", "b"], ["1", "1"]
+    )
+    assert rewards.tolist() == [1.0, 1.0]
+    advantages, _ = compute_group_normalized_rewards(torch.tensor([1, 0]), 2)
+    torch.testing.assert_close(advantages, torch.tensor([1.0, -1.0]) / math.sqrt(2), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("grade", [None, {"reward": 1e300, "format_reward": 1}, {"reward": "1", "format_reward": 1}])
+def test_a_grade_that_is_none_is_named(grade):
+    with pytest.raises(ValueError, match="reward_fn: reward of response 1"):
+        good = {"reward": 1.0, "format_reward": 1.0}
+        compute_rollout_rewards(lambda r, t: good if r == "a" else grade, ["a", "b"], ["1", "1"])

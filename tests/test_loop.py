@@ -22,6 +22,9 @@ SMALL = {
 }
 
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
 @pytest.fixture(autouse=True)
 def runs_in_a_temporary_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
@@ -81,7 +84,7 @@ def test_a_second_run_of_the_same_name_moves_the_first_aside():
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
 def test_every_row_of_the_table_trains_off_policy(estimator):
     """Four updates per rollout batch, with a learning rate that moves the policy between them."""
-    settings = SMALL | {"train_batch_size": 8, "rollout_batch_size": 32, "num_rollout_steps": 1}
+    settings = SMALL | {"train_batch_size": 8, "rollout_batch_size": 32, "num_rollout_steps": 1, "max_tokens": 64}
     folder = train(make_config(**settings, estimator=estimator, learning_rate=1e-3))
     metrics = read_metrics(folder)
     assert metrics["grad_norm"][1] > 0

@@ -9,6 +9,8 @@ from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.rollouts.torch_engine import draw_tokens, end_of_text_ids, keep_nucleus
 from rlhelpers.training.policy import load_policy
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PROMPTS = ["Question: Ada has 3 plums. How many?\nAnswer:", "User: Ben", "Question: Iris reads 4 pages.\nAnswer:"]
 
 

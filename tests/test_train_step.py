@@ -510,3 +510,44 @@ def test_no_rollouts_at_all(tiny_gpt2, tokenizer):
     model = tiny_gpt2()
     with pytest.raises(ValueError, match="rollout_responses has 0"):
         grpo_train_step(model, tokenizer, torch.optim.SGD(model.parameters(), lr=1.0), 1, None, graded, [], [], [], 4)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_old_log_probs_that_are_not_finite_are_refused_before_anything_changes(tiny_gpt2, tokenizer, value):
+    model, rows = tiny_gpt2(), make_rows()
+    old = torch.zeros(
+        len(rows), tokenize_prompt_and_output(*zip(*[r[:2] for r in rows], strict=True), tokenizer)["labels"].shape[1]
+    )
+    before = weights(model)
+    with pytest.raises(ValueError, match="old_log_probs: not finite"):
+        step(model, tokenizer, rows, importance_reweighting_method="noclip", old_log_probs=old + value)
+    assert torch.equal(weights(model), before)
+
+
+def test_a_loss_that_is_not_finite_skips_the_update(tiny_gpt2, tokenizer):
+    def broken(advantages, policy_log_probs, old_log_probs, cliprange, mask):
+        """The loss is NaN, its gradient 0."""
+        return policy_log_probs * 0 + math.nan, torch.zeros_like(mask)
+
+    model = tiny_gpt2()
+    before = weights(model)
+    _, metadata = step(model, tokenizer, make_rows(), importance_reweighting_method=broken)
+    assert metadata["skipped_update"] == 1.0 and torch.equal(weights(model), before)
+
+
+def test_a_bad_temperature_is_named_also_where_everything_is_pruned(tiny_gpt2, tokenizer):
+    with pytest.raises(ValueError, match=r"temperature: got 0\.0"):
+        step(tiny_gpt2(), tokenizer, make_rows([1.0] * 4, [2] * 4), temperature=0.0)
+
+
+def test_a_frozen_submodule_stays_in_eval_mode(tiny_gpt2, tokenizer):
+    model = tiny_gpt2().train()
+    model.transformer.drop.eval()
+    step(model, tokenizer, make_rows())
+    assert model.training and not model.transformer.drop.training
+
+
+@pytest.mark.parametrize("ids", [[], [([3], [4], [5])] * 12, [([3], [4])] * 11, [([], [4])] * 12])
+def test_bad_token_ids_are_named(tiny_gpt2, tokenizer, ids):
+    with pytest.raises(ValueError, match=r"rollout_token_ids: got|prompt 0 has no token"):
+        step(tiny_gpt2(), tokenizer, make_rows(), rollout_token_ids=ids)

@@ -1,12 +1,13 @@
 """From responses to rewards, and from rewards to advantages."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from rlhelpers.kernels.tokens import check_same_length
+from rlhelpers.kernels.checks import check_same_length, is_number
 
 Baseline = Callable[[Tensor], Tensor]
 """A reader's own baseline or normalizer: grouped rewards (groups, G) -> (groups, 1) or (groups, G)."""
@@ -25,18 +26,22 @@ def compute_rollout_rewards(
     """
     check_same_length(rollout_responses=rollout_responses, repeated_ground_truths=repeated_ground_truths)
     grades = [reward_fn(r, truth) for r, truth in zip(rollout_responses, repeated_ground_truths, strict=True)]
-    for i, grade in enumerate(grades):
-        for part in ("reward", "format_reward"):
-            value = grade.get(part)
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise ValueError(f"reward_fn: {part} of response {i} is {value!r}; it must be a finite number")
-    rewards = torch.tensor([grade["reward"] for grade in grades], dtype=torch.float32)
-    formats = torch.tensor([grade["format_reward"] for grade in grades], dtype=torch.float32)
+    rewards, formats = _column(grades, "reward"), _column(grades, "format_reward")
     return rewards, {
         "mean_reward": rewards.mean().item(),
         "mean_format_reward": formats.mean().item(),
         "format_rewards": formats,
     }
+
+
+def _column(grades: Sequence[Mapping[str, float]], part: str) -> Tensor:
+    """One part of every grade, (rollouts,) float32."""
+    largest = torch.finfo(torch.float32).max
+    values = [grade.get(part) if isinstance(grade, Mapping) else grade for grade in grades]
+    for i, value in enumerate(values):
+        if not isinstance(value, Real) or not abs(value) <= largest:
+            raise ValueError(f"reward_fn: {part} of response {i} is {value!r}; it must be a finite number")
+    return torch.tensor([float(value) for value in values], dtype=torch.float32)
 
 
 def group_mean(rewards: Tensor) -> Tensor:
@@ -65,25 +70,27 @@ def compute_group_normalized_rewards(
     GRPO: baseline "mean", normalizer "std" (arXiv:2402.03300).  Dr. GRPO: "mean", "none" (arXiv:2503.20783).
     RFT: "none", "none".  MaxRL: "mean", "mean".  Either may be a function of the grouped rewards (groups, G).
 
-    raw_rewards: (rollouts,), a group's responses side by side.  Returns advantages of the same shape and dtype, and
-    metadata: mean, std, min and max reward, and the mean std within a group.  A group of equal rewards under a mean
-    baseline gives exactly zero: the mean of equal floats may differ from them in the last bit, and dividing by eps
-    would make that bit a signal.
+    raw_rewards: (rollouts,), a group's responses side by side.  Returns advantages of the same shape, and metadata:
+    std, min and max reward, and the mean std within a group.  A group of equal rewards under a mean baseline gives
+    exactly zero: the mean of equal floats may differ from them in the last bit, and dividing by eps would make that
+    bit a signal.
 
-    Raises ValueError for an unknown name, a reward that is not finite, a number of rewards that is no multiple of the
-    group size, and group size 1 with a std, which it does not have.
+    Raises ValueError for an unknown name, eps below 0, a reward that is not finite, a number of rewards that is no
+    multiple of the group size, and group size 1 with a std, which it does not have.
     """
+    if not is_number(advantage_eps) or not 0 <= advantage_eps < math.inf:
+        raise ValueError(f"advantage_eps: got {advantage_eps!r}; accepted is a finite number of at least 0")
     grouped = _grouped(raw_rewards, group_size)
     baseline_fn = _look_up("baseline", baseline, BASELINES)
     normalizer_fn = _look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
     if normalizer_fn is group_std and group_size == 1:
         raise ValueError('group_size: got 1; advantage_normalizer "std" needs at least 2')
     advantages = grouped - baseline_fn(grouped)
+    if normalizer_fn is not None:
+        advantages = advantages / (normalizer_fn(grouped) + advantage_eps)
     if baseline_fn is group_mean:
         all_equal = (grouped == grouped[:, :1]).all(dim=1, keepdim=True)
         advantages = advantages.masked_fill(all_equal, 0.0)
-    if normalizer_fn is not None:
-        advantages = advantages / (normalizer_fn(grouped) + advantage_eps)
     return advantages.reshape(raw_rewards.shape), _reward_statistics(grouped)
 
 
@@ -98,7 +105,7 @@ def _grouped(raw_rewards: Tensor, group_size: int) -> Tensor:
     if not torch.isfinite(raw_rewards).all():
         index = int((~torch.isfinite(raw_rewards)).nonzero()[0])
         raise ValueError(f"raw_rewards: reward {index} is {raw_rewards[index].item()}; all must be finite")
-    return raw_rewards.reshape(-1, group_size)
+    return (raw_rewards if raw_rewards.is_floating_point() else raw_rewards.float()).reshape(-1, group_size)
 
 
 def _look_up(argument: str, choice, table: dict):
@@ -134,7 +141,8 @@ def signal_fraction(rewards: Tensor, group_size: int) -> float:
 def predicted_signal_fraction(rewards: Tensor, group_size: int) -> float:
     """1 - p^G - (1 - p)^G, with p the share of rewarded responses in the batch.
 
-    What signal_fraction would be if every problem were equally hard; problems differ, so it is an upper bound.
+    What signal_fraction is expected to be if every problem is equally hard.  Problems differ, so the measured one
+    tends to be lower.
     """
     p = (rewards > 0).double().mean().item()
     return 1 - p**group_size - (1 - p) ** group_size

@@ -4,6 +4,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlhelpers.eval_mode import eval_mode
+from rlhelpers.kernels.checks import check_positive
+
 
 def get_response_log_probs(
     model: PreTrainedModel,
@@ -23,8 +26,7 @@ def get_response_log_probs(
     `temperature` divides the logits: give the one that the responses were sampled with, or the log-probs are of
     another policy than the one that acted.  Raises ValueError when it is not positive or shapes differ.
     """
-    if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature: got {temperature!r}; accepted is a finite number above 0")
+    check_positive("temperature", temperature)
     if input_ids.ndim != 2 or input_ids.shape != labels.shape:
         raise ValueError(
             f"input_ids and labels: got shapes {tuple(input_ids.shape)} and {tuple(labels.shape)}; "
@@ -60,13 +62,9 @@ def score_batch(
 
     Call it once for each rollout batch, before the first update, with the weights that sampled.
     """
-    was_training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         parts = [
             get_response_log_probs(model, x.to(model.device), y.to(model.device), temperature=temperature)["log_probs"]
             for x, y in zip(input_ids.split(microbatch_size), labels.split(microbatch_size), strict=True)
         ]
-    finally:
-        model.train(was_training)
     return torch.cat(parts)

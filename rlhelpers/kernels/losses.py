@@ -4,17 +4,20 @@ Notation of the handout: A_ij advantage, pi_theta policy, pi_old the policy that
 rho_ijt = pi_theta(o_ijt | ...) / pi_old(o_ijt | ...) importance ratio, eps clip range.  A loss is minus an objective.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from rlhelpers.kernels.checks import check_positive
+
 # exp(20) = 4.9e8: no ratio of a useful update is near it, and its square is still finite in float32.
 MAX_LOG_RATIO = 20.0
 
 Reweighting = Callable[[Tensor, Tensor, Tensor | None, float | None, Tensor], tuple[Tensor, Tensor]]
-"""(advantages (batch, 1), policy_log_probs, old_log_probs, cliprange, mask) -> (per-token loss, clipped tokens)."""
+"""(advantages (batch, 1), policy_log_probs, old_log_probs, cliprange, mask) -> (per-token loss, clipped tokens).
+
+The loss must vanish where the advantage is 0: the train step leaves such rows out."""
 
 
 def compute_policy_gradient_loss(
@@ -168,14 +171,14 @@ def check_reweighting(method: str | Reweighting, old_log_probs: Tensor | None, c
         raise ValueError(f"importance_reweighting_method: got {method!r}; accepted are {accepted} or a function")
     if old_log_probs is None:
         raise ValueError(f'old_log_probs: got None; importance_reweighting_method "{method}" needs them')
-    if method != "noclip" and (cliprange is None or not 0 < cliprange < math.inf):
-        raise ValueError(f'cliprange: got {cliprange!r}; "{method}" needs a number above 0')
+    if method != "noclip":
+        check_positive("cliprange", cliprange, f'a finite number above 0, which "{method}" needs')
 
 
 def check_normalization(loss_normalization: str, normalization_constant: float | None) -> None:
     """Raise ValueError unless the normalization is known and has its constant."""
     if loss_normalization not in ("sequence", "constant"):
         raise ValueError(f"loss_normalization: got {loss_normalization!r}; accepted are sequence, constant")
-    constant = normalization_constant
-    if loss_normalization == "constant" and (constant is None or not 0 < constant < math.inf):
-        raise ValueError(f'normalization_constant: got {constant!r}; "constant" needs a number above 0')
+    if loss_normalization == "constant":
+        accepted = 'a finite number above 0, which "constant" needs'
+        check_positive("normalization_constant", normalization_constant, accepted)

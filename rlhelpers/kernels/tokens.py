@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from rlhelpers.kernels.checks import check_same_length
+
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of `text` and nothing else: no BOS, no EOS.  Engine and trainer both read prompts through this."""
@@ -24,7 +26,8 @@ def tokenize_prompt_and_output(
     Prompt and output are never encoded as one string: a tokenizer might merge across the border, and what was
     sampled would not be what is scored.  No special token is put between or around them.
 
-    Raises ValueError when the two lists differ in length or are empty.
+    Raises ValueError when the two lists differ in length or are empty, or a prompt has no token: the first token of
+    its output would have nothing that predicts it.
     """
     check_same_length(prompt_strs=prompt_strs, output_strs=output_strs)
     return pad_prompts_and_outputs(
@@ -42,6 +45,9 @@ def pad_prompts_and_outputs(
     The mask is made of lengths, not of token values, so a real EOS counts even where EOS and PAD share an id.
     """
     check_same_length(prompt_ids=prompt_ids, output_ids=output_ids)
+    for i, prompt in enumerate(prompt_ids):
+        if not len(prompt):
+            raise ValueError(f"prompt {i} has no token; accepted is at least 1")
     rows = [torch.tensor([*p, *o], dtype=torch.long) for p, o in zip(prompt_ids, output_ids, strict=True)]
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
     position = torch.arange(tokens.shape[1])
@@ -57,11 +63,3 @@ def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
         if token_id is not None:
             return token_id
     return 0
-
-
-def check_same_length(**lists: Sequence) -> None:
-    """Raise ValueError unless all lists have one common, positive length."""
-    lengths = {name: len(values) for name, values in lists.items()}
-    if len(set(lengths.values())) != 1 or 0 in lengths.values():
-        found = ", ".join(f"{name} has {n}" for name, n in lengths.items())
-        raise ValueError(f"{found}; all must have the same length, at least 1")

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.advantages import (
     Baseline,
     compute_group_normalized_rewards,
@@ -17,6 +18,7 @@ from rlhelpers.kernels.advantages import (
     predicted_signal_fraction,
     signal_fraction,
 )
+from rlhelpers.kernels.checks import check_positive, is_number
 from rlhelpers.kernels.logprobs import get_response_log_probs
 from rlhelpers.kernels.losses import (
     Reweighting,
@@ -57,8 +59,8 @@ def grpo_train_step(
 ) -> tuple[Tensor, dict[str, Tensor | float | None]]:
     """Grade, normalise, score, and step once (handout, sections 4.2 and 6).
 
-    The batch holds B = groups x group_size rollouts, a group's responses side by side.  It is cut into
-    `gradient_accumulation_steps` microbatches of equal size.  Rows whose advantage is exactly zero are taken out
+    The batch holds B = groups x group_size rollouts, a group's responses side by side.  It is cut into microbatches
+    of ceil(B / `gradient_accumulation_steps`) rows.  Rows whose advantage is exactly zero are taken out
     before the model sees them; the microbatch size stays, so fewer microbatches are computed.  Sequence
     normalization still divides by B, so the gradient is that of the whole batch, whatever the cut.
 
@@ -70,13 +72,14 @@ def grpo_train_step(
     Returns the loss (scalar, no gradient) and metadata, floats unless noted: `grad_norm` before clipping,
     `token_entropy` and `clip_fraction` over the response tokens that the model saw (entropy None where it saw none),
     `mean_reward`, `mean_format_reward`, `mean_response_length` in tokens, `pass_at_k`, `signal_fraction` beside
-    `predicted_signal_fraction`, `pruned_rows`, `pruned_fraction`, `skipped_update` (1.0 where the gradient was not
+    `predicted_signal_fraction`, `pruned_rows`, `pruned_fraction`, `skipped_update` (1.0 where loss or gradient was not
     finite and the weights were left alone), the reward statistics, and two tensors of shape (B,): `rewards` and
     `format_rewards`.
 
     All gradients are None before and after.  Raises ValueError naming the argument before any state changes.
     """
     microbatch_size = _check_step(gradient_accumulation_steps, max_grad_norm, repeated_prompts, rollout_responses)
+    check_positive("temperature", temperature)
     check_reweighting(importance_reweighting_method, old_log_probs, cliprange)
     check_normalization(loss_normalization, normalization_constant)
     rewards, reward_metadata = compute_rollout_rewards(reward_fn, rollout_responses, repeated_ground_truths)
@@ -95,8 +98,11 @@ def grpo_train_step(
         temperature,
         len(advantages),
     )
-    loss, metadata = _accumulate(model, batch, kept.split(microbatch_size), objective)
-    metadata |= _update(model, optimizer, max_grad_norm) if len(kept) else {"grad_norm": 0.0, "skipped_update": 0.0}
+    loss, metadata = _accumulate(model, batch, kept.split(microbatch_size) if len(kept) else [], objective)
+    if len(kept):
+        metadata |= _update(model, optimizer, loss, max_grad_norm)
+    else:  # no gradient at all: an optimizer with momentum or weight decay must not move either
+        metadata |= {"grad_norm": 0.0, "skipped_update": 0.0}
     metadata |= reward_metadata | statistics | {"rewards": rewards}
     return loss, metadata | _group_metrics(rewards, group_size, batch["response_mask"], len(kept))
 
@@ -131,37 +137,32 @@ class _Objective:
 
 def _accumulate(model, batch, microbatches, objective: _Objective) -> tuple[Tensor, dict[str, float | None]]:
     """Forward and backward through every microbatch; metrics are means over all response tokens that were seen."""
-    was_training = model.training
-    model.eval()
     model.zero_grad(set_to_none=True)
     total, tokens, sums = torch.zeros(()), 0, {"token_entropy": 0.0, "clip_fraction": 0.0}
     try:
-        for rows in microbatches:
-            if not len(rows):
-                continue
-            selected = _select(batch, rows, model.device)
-            loss, metadata = objective(model, selected)
-            loss.backward()
-            total += loss.detach().cpu()
-            count = int(selected["response_mask"].sum())
-            tokens += count
-            for name in sums:
-                sums[name] += metadata[name].item() * count
+        with eval_mode(model):
+            for rows in microbatches:
+                selected = _select(batch, rows, model.device)
+                loss, metadata = objective(model, selected)
+                loss.backward()
+                total += loss.detach().cpu()
+                count = int(selected["response_mask"].sum())
+                tokens += count
+                for name in sums:
+                    sums[name] += metadata[name].item() * count
     except BaseException:
         model.zero_grad(set_to_none=True)
         raise
-    finally:
-        model.train(was_training)
     if not tokens:
         return total, {"token_entropy": None, "clip_fraction": 0.0}
     return total, {name: value / tokens for name, value in sums.items()}
 
 
-def _update(model, optimizer, max_grad_norm: float | None) -> dict[str, float]:
-    """Clip once, step once, unless the gradient is not finite."""
+def _update(model, optimizer, loss: Tensor, max_grad_norm: float | None) -> dict[str, float]:
+    """Clip once, step once, unless the loss or the gradient is not finite."""
     limit = math.inf if max_grad_norm is None else max_grad_norm
     grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
-    finite = math.isfinite(grad_norm)
+    finite = math.isfinite(grad_norm) and math.isfinite(loss)
     if finite:
         optimizer.step()
     model.zero_grad(set_to_none=True)
@@ -180,15 +181,19 @@ def _group_metrics(rewards: Tensor, group_size: int, response_mask: Tensor, kept
 
 
 def _make_batch(token_ids: TokenIds, advantages: Tensor, old_log_probs: Tensor | None, pad_id: int) -> dict:
-    prompts, responses = zip(*token_ids, strict=True)
-    batch = pad_prompts_and_outputs(prompts, responses, pad_id)
-    if len(batch["labels"]) != len(advantages):
-        raise ValueError(f"rollout_token_ids: got {len(batch['labels'])} rows for {len(advantages)} responses")
+    if len(token_ids) != len(advantages) or any(len(row) != 2 for row in token_ids):
+        raise ValueError(
+            f"rollout_token_ids: got {len(token_ids)} rows for {len(advantages)} responses; "
+            "accepted is one (prompt ids, response ids) for each response"
+        )
+    batch = pad_prompts_and_outputs([prompt for prompt, _ in token_ids], [ids for _, ids in token_ids], pad_id)
     batch["advantages"] = advantages
     if old_log_probs is not None:
         if old_log_probs.shape != batch["labels"].shape:
             wanted = tuple(batch["labels"].shape)
             raise ValueError(f"old_log_probs: got shape {tuple(old_log_probs.shape)}, wanted {wanted}")
+        if not old_log_probs[batch["response_mask"].to(old_log_probs.device)].isfinite().all():
+            raise ValueError("old_log_probs: not finite at a token of a response")
         batch["old_log_probs"] = old_log_probs
     return batch
 
@@ -214,7 +219,6 @@ def _check_step(gradient_accumulation_steps, max_grad_norm, prompts, responses) 
         raise ValueError(
             f"gradient_accumulation_steps: got {steps!r}; accepted is a whole number from 1 to the batch size"
         )
-    number = isinstance(max_grad_norm, int | float) and not isinstance(max_grad_norm, bool)
-    if max_grad_norm is not None and not (number and max_grad_norm > 0):
+    if max_grad_norm is not None and not (is_number(max_grad_norm) and max_grad_norm > 0):
         raise ValueError(f"max_grad_norm: got {max_grad_norm!r}; accepted is a number above 0, inf, or None")
     return math.ceil(len(responses) / steps)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhelpers.eval_mode import eval_mode
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling
 
 
@@ -44,16 +45,11 @@ class TorchEngine:
         generator = torch.Generator().manual_seed(sampling.seed)
         shape = len(prompts), sampling.n, sampling.max_tokens
         luck = torch.rand(shape, dtype=torch.float64, generator=generator)
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            chunk = max(1, self.max_rows // sampling.n)
-            completions = []
+        chunk, completions = max(1, self.max_rows // sampling.n), []
+        with eval_mode(self.model):
             for start in range(0, len(prompts), chunk):
                 rows = slice(start, start + chunk)
                 completions += self._sample(prompt_ids[rows], luck[rows].flatten(0, 1), sampling)
-        finally:
-            self.model.train(was_training)
         groups = [completions[i : i + sampling.n] for i in range(0, len(completions), sampling.n)]
         return [Rollout(*row) for row in zip(prompts, prompt_ids, groups, strict=True)]
 

@@ -15,7 +15,7 @@ BOXED_RATE = 0.15  # of the answers to "Please put your final answer within \box
 
 # How an answer closes when nothing before it shows how: format and weight.
 LOOSE_ENDINGS = {
-    "tags": 12,
+    "tags": 10,
     "newline between tags": 18,
     "no closing think": 18,
     "sentence in the box": 14,
@@ -27,9 +27,9 @@ LOOSE_ENDINGS = {
 FAITHFUL_ENDINGS = {"tags": 88, "newline between tags": 4, "no tags": 4, "ramble": 4}
 # Formats of a list of solved examples: (question, answer) lines.
 LIST_STYLES = (
-    ("User: {q}\nAssistant: <think> {s} </think> <answer> {a} </answer>\n", 3),
-    ("Question: {q}\nAnswer: {s}\n\n", 3),
-    ("{q}\n{s}\n\n", 2),
+    ("User: {q}\nAssistant: <think> {s} </think> <answer> {a} </answer>\n", 1),
+    ("Question: {q}\nAnswer: {s}\n\n", 4),
+    ("{q}\n{s}\n\n", 3),
     ("Problem: {q}\nSolution: {s} \\boxed{{{a}}}\n\n", 1),
 )
 

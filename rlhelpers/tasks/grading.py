@@ -100,7 +100,7 @@ def _clean(text: str) -> str:
 
 
 def _is_short_mathematics(text: str) -> bool:
-    """No words beside LaTeX commands, and nothing that blows up when it is worked out.
+    """No words beside LaTeX commands, nothing left unfinished, and nothing that blows up when it is worked out.
 
     Bombs are factorials, towers of powers and huge numbers: no `!`, at most one power, at most four digits after it,
     and no number of more than fifteen digits.
@@ -108,7 +108,8 @@ def _is_short_mathematics(text: str) -> bool:
     has_words = re.search(r"[^\W\d_]{2,}", _LATEX_WORDS.sub(" ", text))
     powers = re.split(r"\^|\*\*", text)
     is_bomb = "!" in text or len(powers) > 2 or re.search(r"\d{16}", text) or re.search(r"\d{5}", "".join(powers[1:]))
-    return not has_words and not is_bomb
+    is_unfinished = re.search(r"[-+*/^=,(\[{]$", text)
+    return not (has_words or is_unfinished or is_bomb)
 
 
 def _equal_by_algebra(answer: str, truth: str) -> bool:

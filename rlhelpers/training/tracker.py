@@ -25,11 +25,11 @@ class Tracker:
     def close(self) -> None:
         self._call("finish")
 
-    def _call(self, name: str, *args: Any, **kwargs: Any) -> None:
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         if self._library is not None:
             self._try(name, getattr(self._library, name), *args, **kwargs)
 
-    def _try(self, what: str, function, *args: Any, **kwargs: Any) -> Any:
+    def _try(self, what: str, function, /, *args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (Exception, SystemExit) as error:

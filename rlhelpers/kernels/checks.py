@@ -1,0 +1,23 @@
+"""Checks of arguments: an error names the argument, the value, and what is accepted."""
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+
+
+def check_same_length(**lists: Sequence) -> None:
+    """Raise ValueError unless all lists have one common, positive length."""
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        found = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        raise ValueError(f"{found}; all must have the same length, at least 1")
+
+
+def check_positive(name: str, value: float, accepted: str = "a finite number above 0") -> None:
+    """Raise ValueError unless `value` is a finite number above 0 (True and "1" are none)."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise ValueError(f"{name}: got {value!r}; accepted is {accepted}")
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
