@@ -42,7 +42,8 @@ def draw_document(rng: random.Random) -> str:
 
 def conversation(rng: random.Random) -> str:
     """A prompt of the workbook, with no, random, or the well-known three examples, and a loose answer."""
-    examples = rng.choices(("none", "random", "known"), (10, 4, 2))[0]
+    # Examples are rare: after the preamble alone, the first of them looks like an answer that was given without any.
+    examples = rng.choices(("none", "random", "known"), (14, 1, 2))[0]
     problem = _draw_training_solution(rng)
     name = "r1_zero_three_shot" if examples == "known" else "r1_zero"
     prompt = get_prompt(name)(problem.question)

@@ -50,7 +50,7 @@ class Recipe:
     heads: int = 4
     context: int = 2048
     tokens_per_step: int = 8192
-    phases: tuple[tuple[int, int], ...] = ((1000, 256), (160, 512))
+    phases: tuple[tuple[int, int], ...] = ((800, 256), (160, 512))
     muon_learning_rate: float = 0.02
     adamw_learning_rate: float = 3e-3
     warmup_steps: int = 50
@@ -68,12 +68,13 @@ def make_tiny(folder: Path | None = None, recipe: Recipe = Recipe()) -> None:
     model = build_model(recipe, tokenizer)
     pretrain(model, tokenizer, recipe)
     model.save_pretrained(folder)
+    scores = score(model, tokenizer, read_problems(folder / "validation.jsonl")[: recipe.scored_problems])
     record = {
         "recipe": asdict(recipe),
         "parameters": model.num_parameters(),
         "versions": {package: version(package) for package in ("torch", "transformers", "tokenizers")},
         "minutes": round((time.perf_counter() - started) / 60, 1),
-        "scores": score(model, tokenizer, read_problems(folder / "validation.jsonl")[: recipe.scored_problems]),
+        "scores": scores,
         "sha256": checksums(folder),
     }
     (folder / "recipe.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
