@@ -4,11 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from rlhelpers import paths
+
 
 def fetch(options: argparse.Namespace) -> None:
     from rlhelpers.tasks.gsm8k import fetch_gsm8k
 
     fetch_gsm8k()
+    print(f"GSM8K is in {paths.GSM8K}")
 
 
 def tiny(options: argparse.Namespace) -> None:

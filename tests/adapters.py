@@ -1,8 +1,6 @@
 """Hooks for the tests of Stanford CS336 (spring 2026), assignment 5.
 
-To run the course's suite, drop its tests/test_grpo.py, conftest.py, common.py and _snapshots beside this file and run
-them.  Do so in a copy of this folder, with an empty __init__.py: the course's conftest.py would replace ours, and it
-imports relatively.
+In a copy of the course's repository, replace its tests/adapters.py by this file and run its tests/test_grpo.py.
 The hooks of test_data, test_dpo and test_metrics come with the supplement.
 """
 

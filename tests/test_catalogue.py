@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhelpers.tasks import load_task
+from rlhelpers.tasks import get_prompt, load_task
 
 
 def test_tiny():
@@ -10,7 +10,12 @@ def test_tiny():
     assert len(task.train) == 6400 and len(task.validation) == 1024
     assert not {p.question for p in task.train} & {p.question for p in task.validation}
     problem = task.validation[0]
-    assert task.reward_fn_for("r1_zero")(f"</think> <answer> {problem.answer} </answer>", problem.answer)["reward"] == 1
+    assert (
+        get_prompt("r1_zero").reward_fn(task.is_right)(f"</think> <answer> {problem.answer} </answer>", problem.answer)[
+            "reward"
+        ]
+        == 1
+    )
 
 
 def test_a_folder_of_ones_own(tmp_path):

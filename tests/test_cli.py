@@ -7,10 +7,11 @@ from rlhelpers.tasks import gsm8k
 from rlhelpers.training import tiny_model
 
 
-def test_fetch(monkeypatch):
+def test_fetch(monkeypatch, capsys):
     calls = []
     monkeypatch.setattr(gsm8k, "fetch_gsm8k", lambda: calls.append("fetched"))
     assert cli.main(["fetch", "gsm8k"]) == 0 and calls == ["fetched"]
+    assert "GSM8K is in" in capsys.readouterr().out
 
 
 def test_tiny_writes_where_it_is_told(monkeypatch):

@@ -35,6 +35,11 @@ def test_numbers_that_arrive_as_text_are_read():
         ({"learning_rate": "fast"}, "learning_rate: got 'fast'; .*valid number"),
         ({"learning_rate": float("nan")}, "learning_rate: got nan"),
         ({"max_grad_norm": 0}, "max_grad_norm: got 0"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm: got nan"),
+        ({"quick": "false"}, "quick: got 'false'; accepted are True and False"),
+        ({"experiment": ".."}, "experiment: got '..'"),
+        ({"estimator": Estimator("grpo", baseline="none")}, "estimator: .*'grpo' belongs to another row"),
+        ({"group_size": 1, "estimator": Estimator("own", baseline="none")}, "group_size: got 1"),
         ({"temperature": 0}, "temperature: got 0"),
         ({"top_p": 1.1}, "top_p: got 1.1"),
         ({"seed": -1}, "seed: got -1"),
@@ -85,6 +90,16 @@ def test_a_row_of_ones_own():
     config = make_config(estimator=Estimator("mine", baseline=halved))
     assert config.estimator.baseline is halved and config.variant == "mine"
     assert config.model_dump(mode="json")["estimator"]["baseline"].endswith("halved")
+
+
+def test_no_two_settings_share_a_folder():
+    assert make_config("course").variant == "grpo,course"
+    tasks = [make_config(task=f"/{'long/' * 60}{end}").variant for end in "ab"]
+    assert len(set(tasks)) == 2 and all(len(name) <= 200 for name in tasks)
+
+
+def test_clipping_can_be_turned_off():
+    assert make_config(max_grad_norm=float("inf")).max_grad_norm == float("inf")
 
 
 def test_derived_numbers():

@@ -10,11 +10,15 @@ DOCUMENTS = [corpus.draw_document(random.Random(seed)) for seed in range(2000)]
 
 
 def test_no_document_holds_a_validation_problem(monkeypatch):
+    """Every problem of a document is drawn in one place, which turns validation contents away."""
     drawn = []
     monkeypatch.setattr(corpus, "draw_solution", lambda rng: drawn.append(draw_solution(rng)) or drawn[-1])
-    used = [corpus._draw_training_solution(random.Random(seed)) for seed in range(500)]
-    assert len(drawn) > len(used)  # some were turned away
-    assert not any(corpus.is_validation(solution.content) for solution in used)
+    documents = "\n".join(corpus.draw_document(random.Random(seed)) for seed in range(300))
+    turned_away = [s for s in drawn if corpus.is_validation(s.content)]
+    used = {s.question for s in drawn if not corpus.is_validation(s.content)}
+    assert len(turned_away) > 50
+    assert not any(s.question in documents for s in turned_away if s.question not in used)
+    assert sum(question in documents for question in used) > 300
 
 
 def test_every_ending_and_every_style_occurs():

@@ -56,7 +56,7 @@ def test_diagnostics_draw_what_there_is_and_say_what_is_missing(folder):
     panels = diagnostics(metrics, "a title").axes
     drawn = {axes.get_title(): len(axes.lines) for axes in panels}
     assert drawn[DIAGNOSTICS["loss"][0]] == 1 and drawn[DIAGNOSTICS["clip_fraction"][0]] == 0
-    assert panels[-1].texts[0].get_text() == "no measured"
+    assert panels[-1].texts[0].get_text() == "not measured"
 
 
 def test_a_figure_goes_to_the_run_and_to_figures(folder):

@@ -1,15 +1,20 @@
 """reasoning-gym's data sets as tasks, graded by their own verifiers."""
 
-import pytest
+import re
+from pathlib import Path
 
-from rlhelpers.tasks import load_task
+import pytest
+import reasoning_gym
+
+from rlhelpers.tasks import get_prompt, load_task
+from rlhelpers.tasks.gym import EVALUATING
 
 
 @pytest.mark.parametrize("name", ["gym/chain_sum", "gym/gsm_symbolic"])
 def test_the_own_answer_is_right_and_another_is_not(name):
     task = load_task(name, 40, 10)
     assert len(task.train) == 40 and len(task.validation) == 10
-    reward_fn = task.reward_fn_for("r1_zero")
+    reward_fn = get_prompt("r1_zero").reward_fn(task.is_right)
     for problem in task.train[:10] + task.validation:
         right = reward_fn(f" so </think> <answer> {problem.answer} </answer>", problem.answer)
         wrong = reward_fn(" so </think> <answer> 123456789 </answer>", problem.answer)
@@ -21,15 +26,28 @@ def test_the_own_answer_is_right_and_another_is_not(name):
 def test_the_box_of_question_only():
     task = load_task("gym/chain_sum", 4, 4)
     problem = task.train[0]
-    assert task.reward_fn_for("question_only")(f"\\boxed{{{problem.answer}}}", problem.answer)["reward"] == 1
+    assert (
+        get_prompt("question_only").reward_fn(task.is_right)(f"\\boxed{{{problem.answer}}}", problem.answer)["reward"]
+        == 1
+    )
 
 
 def test_no_validation_question_is_trained_on_and_it_is_the_same_every_time():
     task, again = load_task("gym/chain_sum", 300, 100), load_task("gym/chain_sum", 300, 100)
     assert task.train == again.train and task.validation == again.validation
-    assert not {p.question for p in task.train} & {p.question for p in task.validation}
+    assert len({p.question for p in task.train + task.validation}) == 400
 
 
 def test_an_unknown_name_is_named():
     with pytest.raises(ValueError, match=r"task: got 'gym/chain_sums'; accepted after gym/ are .*chain_sum"):
         load_task("gym/chain_sums", 4, 4)
+
+
+def test_verifiers_that_run_the_answer_as_code_are_refused():
+    """The list holds exactly the modules of the installed reasoning-gym in which an answer reaches eval."""
+    code = Path(reasoning_gym.__file__).parent
+    evaluates = re.compile(r"(?<!literal_)\b(eval|parse_expr)\(answer\b")
+    found = {file.stem for file in code.rglob("*.py") if evaluates.search(file.read_text(encoding="utf-8"))}
+    assert found == EVALUATING
+    with pytest.raises(ValueError, match="gym/countdown', whose verifier runs the model's text as code"):
+        load_task("gym/countdown", 4, 4)

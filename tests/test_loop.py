@@ -121,9 +121,9 @@ def test_a_model_that_earns_nothing_says_so(capsys, tmp_path):
         rows = '{"question": "What is the 7th digit of e^e^e?", "answer": "#### 123456789"}\n' * 4
         (tmp_path / "hard" / f"{name}.jsonl").write_text(rows, encoding="utf-8")
     folder = train(make_config(**SMALL | {"n_train_examples": 4}, task=str(tmp_path / "hard")))
-    assert "No training response earned a reward" in capsys.readouterr().out
+    assert "In no group did the rewards differ (mean reward of the last step: 0.000)" in capsys.readouterr().out
     about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    assert about["status"] == "complete" and "No training response" in about["remarks"][0]
+    assert about["status"] == "complete" and "no weight changed" in about["remarks"][0]
     trained, base = (loop.load_policy(m, "cpu")[0] for m in (str(folder / "policy"), "tiny"))
     assert all(torch.equal(a, b) for a, b in zip(trained.parameters(), base.parameters(), strict=True))
 

@@ -63,6 +63,12 @@ def test_a_broken_tracker_warns_once_and_is_off(monkeypatch, broken, error):
     assert len(warned) == 1
 
 
+def test_a_folder_of_the_library_s_name_warns(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", types.ModuleType("trackio"))
+    with pytest.warns(UserWarning, match="tracker: init failed"):
+        Tracker(make_config(tracker="trackio")).log({"step": 1})
+
+
 def test_a_tracker_that_is_not_installed_warns(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.warns(UserWarning, match="tracker: import failed"):

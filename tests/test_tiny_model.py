@@ -60,7 +60,7 @@ def test_the_record_is_true():
     rollouts = TorchEngine(model, tokenizer).generate(
         [prompt(p.question) for p in task.validation], Sampling(max_tokens=64, stop=prompt.stop, seed=99)
     )
-    reward_fn = task.reward_fn_for("r1_zero")
+    reward_fn = prompt.reward_fn(task.is_right)
     right = [
         reward_fn(r.completions[0].text, p.answer)["reward"] for r, p in zip(rollouts, task.validation, strict=True)
     ]

@@ -112,7 +112,9 @@ def test_end_of_text_ends_a_row_and_stays_among_the_ids(engine):
 
 def test_min_tokens_puts_off_end_of_text_and_stop(engine):
     rollouts = engine.generate(PROMPTS, Sampling(n=8, max_tokens=40, min_tokens=30, stop="."))
-    assert all(len(c.token_ids) >= 30 for r in rollouts for c in r.completions)
+    completions = [c for r in rollouts for c in r.completions]
+    assert all(len(c.token_ids) >= 30 for c in completions)
+    assert not any(engine.tokenizer.eos_token_id in c.token_ids[:30] for c in completions)
 
 
 def test_greedy_is_the_argmax_and_has_finite_log_probs(engine):

@@ -81,4 +81,4 @@ def _line(axes: Axes, metrics: pd.DataFrame, name: str, label: str, **style) -> 
     if name in metrics and metrics[name].notna().any():
         axes.plot(metrics[name].dropna(), label=label, **style)
     else:
-        axes.text(0.5, 0.5, f"no {label}", transform=axes.transAxes, ha="center", color="grey")
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="grey")

@@ -17,7 +17,7 @@ def compute_rollout_rewards(
     reward_fn: Callable[[str, str], dict[str, float]],
     rollout_responses: Sequence[str],
     repeated_ground_truths: Sequence[str],
-) -> tuple[Tensor, dict[str, float]]:
+) -> tuple[Tensor, dict[str, float | Tensor]]:
     """Grade every response against its ground truth (handout, section 4.2).
 
     Returns the total rewards, (rollouts,) float32, and metadata: `mean_reward`, `mean_format_reward`,
@@ -81,17 +81,19 @@ def compute_group_normalized_rewards(
     if not is_number(advantage_eps) or not 0 <= advantage_eps < math.inf:
         raise ValueError(f"advantage_eps: got {advantage_eps!r}; accepted is a finite number of at least 0")
     grouped = _grouped(raw_rewards, group_size)
-    baseline_fn = _look_up("baseline", baseline, BASELINES)
-    normalizer_fn = _look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
+    baseline_fn = look_up("baseline", baseline, BASELINES)
+    normalizer_fn = look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
     if normalizer_fn is group_std and group_size == 1:
         raise ValueError('group_size: got 1; advantage_normalizer "std" needs at least 2')
-    advantages = grouped - baseline_fn(grouped)
+    advantages = grouped - _per_group("baseline", baseline_fn, grouped)
     if normalizer_fn is not None:
-        advantages = advantages / (normalizer_fn(grouped) + advantage_eps)
+        advantages = advantages / (_per_group("advantage_normalizer", normalizer_fn, grouped) + advantage_eps)
     if baseline_fn is group_mean:
         all_equal = (grouped == grouped[:, :1]).all(dim=1, keepdim=True)
         advantages = advantages.masked_fill(all_equal, 0.0)
-    return advantages.reshape(raw_rewards.shape), _reward_statistics(grouped)
+    if not advantages.isfinite().all():
+        raise ValueError("baseline, advantage_normalizer: their advantages are not all finite numbers")
+    return advantages.reshape(raw_rewards.shape), reward_statistics(grouped)
 
 
 def _grouped(raw_rewards: Tensor, group_size: int) -> Tensor:
@@ -108,7 +110,8 @@ def _grouped(raw_rewards: Tensor, group_size: int) -> Tensor:
     return (raw_rewards if raw_rewards.is_floating_point() else raw_rewards.float()).reshape(-1, group_size)
 
 
-def _look_up(argument: str, choice, table: dict):
+def look_up(argument: str, choice, table: dict):
+    """The function that a name of the table stands for; a function stands for itself."""
     if callable(choice):
         return choice
     if choice not in table:
@@ -116,7 +119,17 @@ def _look_up(argument: str, choice, table: dict):
     return table[choice]
 
 
-def _reward_statistics(grouped: Tensor) -> dict[str, float]:
+def _per_group(argument: str, function: Baseline, grouped: Tensor) -> Tensor:
+    """The function's values, which must not broadcast along the wrong axis."""
+    values = function(grouped)
+    groups, size = grouped.shape
+    if values.shape not in ((groups, 1), (groups, size)):
+        raise ValueError(f"{argument}: gave shape {tuple(values.shape)}; it must be {(groups, 1)} or {(groups, size)}")
+    return values
+
+
+def reward_statistics(grouped: Tensor) -> dict[str, float]:
+    """Spread of the rewards (groups, G) over the batch and, on average, within a group; smallest and largest."""
     # One response alone has no spread; 0 keeps the log free of NaN.
     within = grouped.std(dim=1).mean().item() if grouped.shape[1] > 1 else 0.0
     return {
@@ -133,7 +146,7 @@ def pass_at_k(rewards: Tensor, group_size: int) -> float:
 
 
 def signal_fraction(rewards: Tensor, group_size: int) -> float:
-    """The fraction of groups whose rewards are not all equal: the others contribute no gradient."""
+    """The fraction of groups whose rewards are not all equal.  Under a mean baseline the others give no gradient."""
     grouped = rewards.reshape(-1, group_size)
     return (grouped != grouped[:, :1]).any(dim=1).float().mean().item()
 

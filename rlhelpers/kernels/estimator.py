@@ -2,13 +2,17 @@
 
 from dataclasses import dataclass
 
-from rlhelpers.kernels.advantages import Baseline
-from rlhelpers.kernels.losses import Reweighting
+import torch
+
+from rlhelpers.kernels.advantages import BASELINES, NORMALIZERS, Baseline, look_up
+from rlhelpers.kernels.losses import Reweighting, check_normalization, check_reweighting
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """A row.  Baseline, normalizer and reweighting may be the reader's own functions instead of names."""
+    """A row.  Baseline, normalizer and reweighting may be the reader's own functions instead of names.
+
+    Raises ValueError for an unknown name, or a cliprange that the reweighting needs and does not have."""
 
     name: str
     baseline: str | Baseline = "mean"
@@ -17,6 +21,18 @@ class Estimator:
     importance_reweighting_method: str | Reweighting = "none"
     cliprange: float | None = None
     advantage_eps: float = 1e-6
+
+    def __post_init__(self):
+        look_up("baseline", self.baseline, BASELINES)
+        look_up("advantage_normalizer", self.advantage_normalizer, NORMALIZERS)
+        # Constant and old log-probs are the run's to give, not the row's.
+        check_normalization(self.loss_normalization, normalization_constant=1.0)
+        check_reweighting(self.importance_reweighting_method, torch.empty(0), self.cliprange)
+
+    @property
+    def needs_a_group(self) -> bool:
+        """A group of one is its own mean and has no std."""
+        return self.baseline == "mean" or self.advantage_normalizer == "std"
 
     def step_arguments(self) -> dict:
         """The row as keyword arguments of `grpo_train_step`."""

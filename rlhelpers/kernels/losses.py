@@ -63,7 +63,9 @@ def on_policy(advantages, policy_log_probs, old_log_probs, cliprange, mask):
 
 
 def no_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
-    """-A rho: unbiased token by token, with a variance that grows as the policies part."""
+    """-A rho: corrects each token for its own probability only.
+
+    The whole correction would be the product of all ratios of the response, whose variance explodes with length."""
     ratio = importance_ratio(policy_log_probs, old_log_probs, mask)
     return -advantages * ratio, torch.zeros_like(mask)
 

@@ -10,7 +10,7 @@ from rlhelpers.kernels.checks import check_same_length
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Token ids of `text` and nothing else: no BOS, no EOS.  Engine and trainer both read prompts through this."""
+    """Token ids of `text` and nothing else: no BOS, no EOS; as the engines read prompts."""
     return tokenizer.encode(text, add_special_tokens=False)
 
 

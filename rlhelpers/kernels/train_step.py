@@ -18,7 +18,7 @@ from rlhelpers.kernels.advantages import (
     predicted_signal_fraction,
     signal_fraction,
 )
-from rlhelpers.kernels.checks import check_positive, is_number
+from rlhelpers.kernels.checks import check_positive, check_same_length, is_number
 from rlhelpers.kernels.logprobs import get_response_log_probs
 from rlhelpers.kernels.losses import (
     Reweighting,
@@ -72,11 +72,12 @@ def grpo_train_step(
     Returns the loss (scalar, no gradient) and metadata, floats unless noted: `grad_norm` before clipping,
     `token_entropy` and `clip_fraction` over the response tokens that the model saw (entropy None where it saw none),
     `mean_reward`, `mean_format_reward`, `mean_response_length` in tokens, `pass_at_k`, `signal_fraction` beside
-    `predicted_signal_fraction`, `pruned_rows`, `pruned_fraction`, `skipped_update` (1.0 where loss or gradient was not
-    finite and the weights were left alone), the reward statistics, and two tensors of shape (B,): `rewards` and
+    `predicted_signal_fraction`, `pruned_rows`, `pruned_fraction`, `skipped_update` (1.0 where loss or gradient was
+    not finite and the weights were left alone), the reward statistics, and two tensors of shape (B,): `rewards` and
     `format_rewards`.
 
-    All gradients are None before and after.  Raises ValueError naming the argument before any state changes.
+    Stale gradients are dropped first, and none is left.  Raises ValueError naming the argument before any state
+    changes.
     """
     microbatch_size = _check_step(gradient_accumulation_steps, max_grad_norm, repeated_prompts, rollout_responses)
     check_positive("temperature", temperature)
@@ -213,9 +214,8 @@ def _encode_all(tokenizer, prompts: Sequence[str], responses: Sequence[str]) -> 
 def _check_step(gradient_accumulation_steps, max_grad_norm, prompts, responses) -> int:
     """Check the numbers that no other function checks, and return the microbatch size."""
     steps = gradient_accumulation_steps
-    if len(prompts) != len(responses):
-        raise ValueError(f"repeated_prompts has {len(prompts)} and rollout_responses {len(responses)} entries")
-    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= max(len(responses), 1):
+    check_same_length(repeated_prompts=prompts, rollout_responses=responses)
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= len(responses):
         raise ValueError(
             f"gradient_accumulation_steps: got {steps!r}; accepted is a whole number from 1 to the batch size"
         )

@@ -41,7 +41,7 @@ class Sampling:
 class Completion:
     """One sample: `text` ends with the stop string where that ended it and never shows the end-of-text token;
     `token_ids` are exactly what was sampled, end-of-text included; `log_probs`, one per token id, are those of the
-    whole distribution at the sampling temperature (at temperature 0: at 1), before top_p."""
+    whole distribution at the sampling temperature (at temperature 0: at 1), before top_p and min_tokens."""
 
     text: str
     token_ids: list[int]

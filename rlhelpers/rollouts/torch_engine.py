@@ -59,9 +59,8 @@ class TorchEngine:
         rows = [_Row() for _ in range(len(luck))]
         alive = torch.arange(len(luck))
         for step in range(sampling.max_tokens):
-            if step < sampling.min_tokens:
-                logits[:, self.eos_ids] = -torch.inf
-            tokens, log_probs = draw_tokens(logits, luck[alive, step].to(logits.device), sampling)
+            barred = self.eos_ids if step < sampling.min_tokens else []
+            tokens, log_probs = draw_tokens(logits, luck[alive, step].to(logits.device), sampling, barred)
             for row, token, log_prob in zip(alive.tolist(), tokens.tolist(), log_probs.tolist(), strict=True):
                 if rows[row].finish_reason is None:
                     self._append(rows[row], token, log_prob, sampling)
@@ -83,7 +82,7 @@ class TorchEngine:
         input_ids = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=self.model.device)
         lengths = torch.tensor([len(ids) for ids in prompt_ids], device=self.model.device)
         mask = (torch.arange(width, device=self.model.device) >= width - lengths[:, None]).long()
-        state = _State(DynamicCache(config=self.model.config), mask[:, :0], torch.zeros_like(lengths))
+        state = _State(DynamicCache(config=self.model.config), mask[:, :0])
         logits = state.advance(self.model, input_ids, mask)
         state.repeat(n)
         return logits.repeat_interleave(n, dim=0), state
@@ -96,7 +95,7 @@ class TorchEngine:
         if token in self.eos_ids:
             row.finish_reason = "stop"
         elif sampling.stop is not None:
-            # Every token is at least one character, so the stop string lies within its length in tokens.
+            # Every token is at least one byte, so the stop string lies within its length in tokens.
             tail = self.tokenizer.decode(row.token_ids[-len(sampling.stop) :], skip_special_tokens=True)
             if sampling.stop in tail:
                 row.finish_reason, row.hit_stop = "stop", True
@@ -119,17 +118,16 @@ class _Row:
 
 
 class _State:
-    """What a batch of rows has read: the cache, which positions of it are real, and how many of them."""
+    """What a batch of rows has read: the cache, and which positions of it are real."""
 
-    def __init__(self, cache: DynamicCache, mask: Tensor, lengths: Tensor):
-        self.cache, self.mask, self.lengths = cache, mask, lengths
+    def __init__(self, cache: DynamicCache, mask: Tensor):
+        self.cache, self.mask = cache, mask
 
     def advance(self, model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """Read more tokens; returns the logits after the last one, (rows, vocabulary) float32."""
         mask = torch.ones_like(input_ids) if mask is None else mask
-        positions = (self.lengths[:, None] + mask.cumsum(dim=1) - 1).clamp(min=0)
         self.mask = torch.cat([self.mask, mask], dim=1)
-        self.lengths = self.lengths + mask.sum(dim=1)
+        positions = (self.mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         outputs = model(
             input_ids=input_ids,
             attention_mask=self.mask,
@@ -143,24 +141,25 @@ class _State:
     def repeat(self, n: int) -> None:
         self.cache.batch_repeat_interleave(n)
         self.mask = self.mask.repeat_interleave(n, dim=0)
-        self.lengths = self.lengths.repeat_interleave(n)
 
     def keep(self, rows: Tensor) -> None:
-        rows = rows.to(self.lengths.device)
+        rows = rows.to(self.mask.device)
         self.cache.batch_select_indices(rows)
-        self.mask, self.lengths = self.mask[rows], self.lengths[rows]
+        self.mask = self.mask[rows]
 
 
-def draw_tokens(logits: Tensor, luck: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """One token per row by inverting the cumulative distribution at `luck`.
+def draw_tokens(logits: Tensor, luck: Tensor, sampling: Sampling, barred: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """One token per row by inverting the cumulative distribution at `luck`; `barred` tokens are never drawn.
 
-    logits (rows, vocabulary), luck (rows,) in [0, 1) float64.  Returns token ids and their log-probs, (rows,).
+    logits (rows, vocabulary), luck (rows,) in [0, 1) float64.  Returns token ids and their log-probs, (rows,), under
+    the whole distribution, nothing barred.
     """
     log_distribution = torch.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)
+    allowed = log_distribution.index_fill(-1, torch.tensor(list(barred), device=logits.device).long(), -torch.inf)
     if sampling.temperature == 0:
-        tokens = logits.argmax(dim=-1)
+        tokens = allowed.argmax(dim=-1)
     else:
-        probabilities = log_distribution.double().exp()
+        probabilities = allowed.double().exp()
         if sampling.top_p < 1:
             probabilities = keep_nucleus(probabilities, sampling.top_p)
         cumulative = probabilities.cumsum(dim=-1)
@@ -196,5 +195,5 @@ def check_context(prompt_ids: Sequence[Sequence[int]], max_tokens: int, context:
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """transformers renamed the argument `past_key_values` to `cache` during version 5."""
+    """transformers 5.24 calls the argument `cache`, 5.19 `past_key_values`."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

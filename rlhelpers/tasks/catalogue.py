@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rlhelpers import paths
-from rlhelpers.tasks.grading import ANSWER_FINDERS, is_equal, make_reward_fn
+from rlhelpers.tasks.grading import is_equal
 from rlhelpers.tasks.gsm8k import load_gsm8k, read_problems
 from rlhelpers.tasks.gym import load_gym
 from rlhelpers.tasks.problem import Problem, Task
@@ -30,7 +30,7 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
         name,
         _first("n_train_examples", train, n_train_examples, name),
         _first("n_val_examples", validation, n_val_examples, name),
-        lambda prompt_name: make_reward_fn(ANSWER_FINDERS[prompt_name], is_equal),
+        is_equal,
     )
 
 

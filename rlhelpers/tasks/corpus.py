@@ -25,7 +25,7 @@ LOOSE_ENDINGS = {
 }
 # With solved examples before it, most answers do as the examples did.
 FAITHFUL_ENDINGS = {"tags": 88, "newline between tags": 4, "no tags": 4, "ramble": 4}
-# Formats of a list of solved examples: (question, answer) lines.
+# Formats of a list of solved examples, and their weights.
 LIST_STYLES = (
     ("User: {q}\nAssistant: <think> {s} </think> <answer> {a} </answer>\n", 1),
     ("Question: {q}\nAnswer: {s}\n\n", 4),
@@ -41,7 +41,7 @@ def draw_document(rng: random.Random) -> str:
 
 
 def conversation(rng: random.Random) -> str:
-    """A prompt of the workbook, with no, random, or the well-known three examples, and a loose answer."""
+    """A prompt of the workbook with no, random, or the well-known three examples, and an answer."""
     # Examples are rare: after the preamble alone, the first of them looks like an answer that was given without any.
     examples = rng.choices(("none", "random", "known"), (14, 1, 2))[0]
     problem = _draw_training_solution(rng)

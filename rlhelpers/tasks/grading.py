@@ -1,7 +1,7 @@
 """What counts as right: from a response to its answer box, and from the box to a verdict.
 
 A plain number is decided without algebra; anything else that looks like mathematics goes to math-verify; prose is
-never right.  Nothing is evaluated.
+right only where it repeats the ground truth letter by letter.  No text is run as code.
 """
 
 import logging
@@ -41,9 +41,6 @@ def boxed_answer(response: str) -> tuple[bool, str | None]:
         if depth == 0:
             return True, response[begin:end]
     return False, None
-
-
-ANSWER_FINDERS = {"r1_zero": r1_zero_answer, "r1_zero_three_shot": r1_zero_answer, "question_only": boxed_answer}
 
 
 def make_reward_fn(find_answer, is_right: Callable[[str, str], bool]) -> RewardFn:
@@ -102,12 +99,14 @@ def _clean(text: str) -> str:
 def _is_short_mathematics(text: str) -> bool:
     """No words beside LaTeX commands, nothing left unfinished, and nothing that blows up when it is worked out.
 
-    Bombs are factorials, towers of powers and huge numbers: no `!`, at most one power, at most four digits after it,
-    and no number of more than fifteen digits.
+    Bombs are factorials, towers of powers, huge numbers, and high powers of symbols: no `!`, no number of more than
+    fifteen digits, at most one power, and after it at most four digits, beside a letter at most one.
     """
     has_words = re.search(r"[^\W\d_]{2,}", _LATEX_WORDS.sub(" ", text))
     powers = re.split(r"\^|\*\*", text)
-    is_bomb = "!" in text or len(powers) > 2 or re.search(r"\d{16}", text) or re.search(r"\d{5}", "".join(powers[1:]))
+    has_symbols = re.search(r"[^\W\d_]", _LATEX_WORDS.sub(" ", text))
+    high_power = r"\d{2}" if has_symbols else r"\d{5}"
+    is_bomb = "!" in text or re.search(r"\d{16}", text) or len(powers) > 2 or re.search(high_power, "".join(powers[1:]))
     is_unfinished = re.search(r"[-+*/^=,(\[{]$", text)
     return not (has_words or is_unfinished or is_bomb)
 

@@ -1,9 +1,20 @@
-"""Any data set of reasoning-gym as a task, graded by the data set's own verifier."""
+"""The data sets of reasoning-gym as tasks, each graded by its own verifier."""
 
-from rlhelpers.tasks.grading import ANSWER_FINDERS, make_reward_fn
-from rlhelpers.tasks.problem import Problem, RewardFn, Task
+from rlhelpers.tasks.problem import Problem, Task
 
 TRAIN_SEED, VALIDATION_SEED = 1, 2
+# Their verifiers run the model's text as Python (`eval`, or sympy's `parse_expr`, which is eval in disguise).
+EVALUATING = {
+    "binary_matrix",
+    "countdown",
+    "intermediate_integration",
+    "n_queens",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+    "spiral_matrix",
+    "string_insertion",
+}
 
 
 class GymAnswer(str):
@@ -13,41 +24,40 @@ class GymAnswer(str):
 
 
 def load_gym(name: str, n_train: int, n_validation: int) -> Task:
-    """Make `n_train` + `n_validation` problems of reasoning-gym's data set `name`, always the same ones.
+    """Make `n_train` + `n_validation` distinct problems of reasoning-gym's data set `name`, always the same ones.
 
-    No validation question is among the training questions.  Raises ValueError for an unknown name, or when the data
-    set has too few distinct questions.
+    An answer counts as right where the verifier gives its full score.  Raises ValueError for an unknown name, for a
+    data set whose verifier would run the model's text as code, and when there are too few distinct questions.
     """
     import reasoning_gym  # here, because it brings a hundred generators
     from reasoning_gym.factory import DATASETS
 
-    if name not in DATASETS:
-        raise ValueError(f"task: got 'gym/{name}'; accepted after gym/ are {', '.join(sorted(DATASETS))}")
-    validation_set = reasoning_gym.create_dataset(name, size=n_validation, seed=VALIDATION_SEED)
-    validation = _problems(validation_set, n_validation, set())
-    # Some questions turn up twice; make more than needed and leave those out.
-    train_set = reasoning_gym.create_dataset(name, size=2 * n_train, seed=TRAIN_SEED)
-    train = _problems(train_set, n_train, {problem.question for problem in validation})
-    if len(train) < n_train:
-        raise ValueError(f"n_train_examples: got {n_train}; gym/{name} gave only {len(train)} that are not validation")
+    accepted = sorted(set(DATASETS) - EVALUATING)
+    if name in EVALUATING:
+        raise ValueError(f"task: got 'gym/{name}', whose verifier runs the model's text as code; it is not offered")
+    if name not in accepted:
+        raise ValueError(f"task: got 'gym/{name}'; accepted after gym/ are {', '.join(accepted)}")
+    seen: set[str] = set()
+    validation = _draw(reasoning_gym, name, VALIDATION_SEED, n_validation, "n_val_examples", seen)
+    train = _draw(reasoning_gym, name, TRAIN_SEED, n_train, "n_train_examples", seen)
+    verifier = reasoning_gym.create_dataset(name, size=1, seed=0)
 
-    def reward_fn_for(prompt_name: str) -> RewardFn:
-        def is_right(answer: str, truth: GymAnswer) -> bool:
-            return validation_set.score_answer(answer.strip(), truth.entry) == 1
+    def is_right(answer: str, truth: GymAnswer) -> bool:
+        return verifier.score_answer(answer.strip(), truth.entry) == 1
 
-        return make_reward_fn(ANSWER_FINDERS[prompt_name], is_right)
-
-    return Task(f"gym/{name}", train, validation, reward_fn_for)
+    return Task(f"gym/{name}", train, validation, is_right)
 
 
-def _problems(dataset, count: int, excluded: set[str]) -> list[Problem]:
-    problems = []
-    for i in range(len(dataset)):
+def _draw(reasoning_gym, name: str, seed: int, count: int, field: str, seen: set[str]) -> list[Problem]:
+    """`count` problems whose questions are not in `seen`, which grows by them."""
+    problems: list[Problem] = []
+    # Some questions turn up twice, so more are made than needed.
+    for entry in reasoning_gym.create_dataset(name, size=2 * count + 100, seed=seed):
         if len(problems) == count:
-            break
-        entry = dataset[i]
-        if entry["question"] not in excluded:
+            return problems
+        if entry["question"] not in seen:
+            seen.add(entry["question"])
             answer = GymAnswer(entry["answer"])
             answer.entry = entry
             problems.append(Problem(entry["question"], answer))
-    return problems
+    raise ValueError(f"{field}: got {count}; gym/{name} gave only {len(problems)} distinct questions")

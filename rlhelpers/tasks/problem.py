@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 RewardFn = Callable[[str, str], dict[str, float]]
+"""(response, ground truth) -> {"format_reward", "answer_reward", "reward"}, each 0.0 or 1.0."""
 
 
 @dataclass(frozen=True)
@@ -16,10 +17,9 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """Problems by name.  `reward_fn_for(prompt_name)` gives the grader that fits a prompt's answer format:
-    `(response, ground_truth) -> {"format_reward", "answer_reward", "reward"}`, each 0.0 or 1.0."""
+    """Problems to train on and to validate on, and `is_right(answer, ground_truth)` for what stands in the box."""
 
     name: str
     train: list[Problem]
     validation: list[Problem]
-    reward_fn_for: Callable[[str], RewardFn]
+    is_right: Callable[[str, str], bool]

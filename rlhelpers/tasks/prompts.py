@@ -5,9 +5,12 @@ first three chain-of-thought exemplars of Wei et al. (arXiv:2201.11903, GSM8K) b
 question_only asks for a box and says nothing else.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+
+from rlhelpers.tasks.grading import boxed_answer, make_reward_fn, r1_zero_answer
+from rlhelpers.tasks.problem import RewardFn
 
 TEMPLATES = Path(__file__).parent / "templates"
 SLOT = "{question}"
@@ -15,25 +18,41 @@ SLOT = "{question}"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template and the string at which sampling stops (`None`: only at the end-of-text token)."""
+    """A template, the string at which sampling stops (`None`: only at the end-of-text token), and how the answer is
+    found in a response: `find_answer(response) -> (format, answer or None)`."""
 
     name: str
     template: str
     stop: str | None
+    find_answer: Callable[[str], tuple[bool, str | None]]
 
     def __call__(self, question: str) -> str:
         """Put the question into the template.  Braces elsewhere, in template or question, are kept as they are."""
         return self.template.replace(SLOT, question)
 
+    def reward_fn(self, is_right: Callable[[str, str], bool]) -> RewardFn:
+        """The reward of a response to this prompt, by a task's verdict on the answer."""
+        return make_reward_fn(self.find_answer, is_right)
 
-STOP_STRINGS = {"r1_zero": "</answer>", "r1_zero_three_shot": "</answer>", "question_only": None}
 
-
-@cache
-def get_prompt(name: str) -> Prompt:
-    """The prompt called `name`.  Raises ValueError for an unknown name."""
-    if name not in STOP_STRINGS:
-        raise ValueError(f"prompt: got {name!r}; accepted are {', '.join(STOP_STRINGS)}")
+def _prompt(name: str, stop: str | None, find_answer) -> Prompt:
     # The final newline belongs to the file, not to the prompt: a model continues right after "<think>".
     template = (TEMPLATES / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    return Prompt(name, template, STOP_STRINGS[name])
+    return Prompt(name, template, stop, find_answer)
+
+
+PROMPTS = {
+    prompt.name: prompt
+    for prompt in (
+        _prompt("r1_zero", "</answer>", r1_zero_answer),
+        _prompt("r1_zero_three_shot", "</answer>", r1_zero_answer),
+        _prompt("question_only", None, boxed_answer),
+    )
+}
+
+
+def get_prompt(name: str) -> Prompt:
+    """The prompt called `name`.  Raises ValueError for an unknown name."""
+    if name not in PROMPTS:
+        raise ValueError(f"prompt: got {name!r}; accepted are {', '.join(PROMPTS)}")
+    return PROMPTS[name]

@@ -1,4 +1,4 @@
-"""Word problems in GSM8K's shape, made by rule: a few dozen stories with free numbers, names and things.
+"""Word problems in GSM8K's shape, made by rule: eighteen stories with free numbers, names and things.
 
 A story's solution is a chain of one to three sums; each sum is written as GSM8K writes it, `5+3=<<5+3=8>>8`.
 """

@@ -1,13 +1,14 @@
 """Everything that decides a run, checked before any work starts."""
 
 import difflib
+import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
 
 from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
-from rlhelpers.tasks.prompts import STOP_STRINGS
+from rlhelpers.tasks.prompts import PROMPTS
 
 
 def _estimator_row(value: Any) -> Any:
@@ -16,18 +17,20 @@ def _estimator_row(value: Any) -> Any:
         if value not in ESTIMATORS:
             raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
         return ESTIMATORS[value]
+    if isinstance(value, Estimator) and ESTIMATORS.get(value.name, value) != value:
+        raise ValueError(f"the name {value.name!r} belongs to another row of the table; give yours its own")
     return value
 
 
 def _plain(row: Estimator) -> dict[str, Any]:
     """The row for a YAML file: a function is written as its name."""
-    return {name: getattr(cell, "__qualname__", cell) for name, cell in vars(row).items()}
+    return {n: getattr(cell, "__qualname__", repr(cell)) if callable(cell) else cell for n, cell in vars(row).items()}
 
 
 EstimatorRow = Annotated[Estimator, BeforeValidator(_estimator_row), PlainSerializer(_plain)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(pattern=r"^[\w.,=+-]+$", max_length=200)]
+Name = Annotated[str, Field(pattern=r"^[\w,=+-][\w.,=+-]*$", max_length=200)]
 
 
 class RunConfig(BaseModel):
@@ -35,7 +38,7 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
 
-    experiment: Name = Field("on_policy", description="first folder under data/runs")
+    experiment: Name = Field("04_grpo", description="first folder under data/runs")
     variant: Name | None = Field(
         None, description="second folder; None: the estimator and what differs from the preset"
     )
@@ -44,7 +47,7 @@ class RunConfig(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: cuda where there is one")
 
     task: str = Field("tiny", min_length=1, description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
-    prompt: Literal[tuple(STOP_STRINGS)] = "r1_zero"
+    prompt: Literal[tuple(PROMPTS)] = "r1_zero"
     n_train_examples: Count = 6400
     n_val_examples: Count = 512
 
@@ -58,21 +61,21 @@ class RunConfig(BaseModel):
     rollout_batch_size: Count = 128
     train_batch_size: Count = 128
     gradient_accumulation_steps: Count = 4
-    num_rollout_steps: Count = 80
+    num_rollout_steps: Count = 50
     learning_rate: Positive = 3e-4
-    max_grad_norm: Positive | None = 1.0
+    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
 
-    eval_every: Count = 20
-    rollouts_every: Count = 20
+    eval_every: Count = 10
+    rollouts_every: Count = 10
     tracker: Literal["wandb", "trackio"] | None = None
 
     @model_validator(mode="after")
     def _numbers_fit_together(self) -> Self:
         group, train, steps = self.group_size, self.train_batch_size, self.gradient_accumulation_steps
         rules = [
-            ("group_size", group > 1 or self.estimator.baseline == "none", "at least 2 for this baseline"),
+            ("group_size", group > 1 or not self.estimator.needs_a_group, "at least 2 for this estimator"),
             ("train_batch_size", train % group == 0, f"a multiple of group_size={group}"),
             ("rollout_batch_size", self.rollout_batch_size % train == 0, f"a multiple of train_batch_size={train}"),
             ("gradient_accumulation_steps", train % steps == 0, f"a divisor of train_batch_size={train}"),
@@ -143,15 +146,17 @@ def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> R
     """
     if preset not in PRESETS:
         raise ValueError(f"preset: got {preset!r}; accepted are {', '.join(PRESETS)}")
+    if str(quick) not in ("True", "False"):  # papermill passes `-p quick false` as text, which would be true
+        raise ValueError(f"quick: got {quick!r}; accepted are True and False")
     given = {name: value for name, value in settings.items() if value is not None}
-    base = PRESETS[preset] | (QUICK if quick else {})
+    base = PRESETS[preset] | (QUICK if str(quick) == "True" else {})
     try:
         config = RunConfig(**(base | given))
     except ValidationError as error:
         raise ValueError("\n".join(_explain(e) for e in error.errors())) from None
     if config.variant is None:
-        # What differs from the preset names the folder, so that two settings never share one.
-        config = config.model_copy(update={"variant": _describe(config, RunConfig(**base))})
+        preset_name = [preset] if preset != "tiny" else []
+        config = config.model_copy(update={"variant": _describe(config, RunConfig(**base), preset_name)})
     return config
 
 
@@ -166,18 +171,23 @@ def _explain(error: dict[str, Any]) -> str:
     if not error["loc"]:  # raised by _numbers_fit_together, which names its fields itself
         return str(error["ctx"]["error"])
     name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "value_error":
+        return f"{name}: got {error['input']!r}; {error['ctx']['error']}"
     if error["type"] == "extra_forbidden":
         return unknown_name(name, RunConfig.model_fields)
     return f"{name}: got {error['input']!r}; {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
-def _describe(config: RunConfig, base: RunConfig) -> str:
-    """The estimator's name and every other setting that differs from the base, as a folder name."""
+def _describe(config: RunConfig, base: RunConfig, preset_name: list[str]) -> str:
+    """The estimator's name, the preset's, and every other setting that differs from it, as a folder name: what runs
+    with different settings never share."""
     unnamed = {"experiment", "variant", "seed", "device", "tracker", "estimator"}
     differences = [
         f"{name}={getattr(config, name)}"
         for name in RunConfig.model_fields
         if name not in unnamed and getattr(config, name) != getattr(base, name)
     ]
-    text = ",".join([config.estimator.name, *differences])
-    return "".join(c if c.isalnum() or c in "._,=+-" else "-" for c in text)[:200]
+    text = ",".join([config.estimator.name, *preset_name, *differences])
+    name = "".join(c if c.isalnum() or c in "._,=+-" else "-" for c in text)
+    # Longer names than a file system takes end in a checksum of the whole.
+    return name if len(name) <= 200 else f"{name[:190]}-{zlib.crc32(text.encode('utf-8')):08x}"

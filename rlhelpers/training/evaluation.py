@@ -4,39 +4,44 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
-from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
+from rlhelpers.kernels import compute_rollout_rewards
+from rlhelpers.rollouts import Completion, Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Problem, Prompt, RewardFn
+
+Sample = tuple[Problem, Rollout, Completion]
 
 
 def evaluate(
     engine: RolloutEngine, problems: Sequence[Problem], prompt: Prompt, reward_fn: RewardFn, sampling: Sampling
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Sample and grade every problem.  Returns the metrics, named `val_...`, and one row for each response."""
-    rollouts = engine.generate([prompt(problem.question) for problem in problems], sampling)
-    grades = [
-        reward_fn(completion.text, problem.answer)
-        for problem, rollout in zip(problems, rollouts, strict=True)
-        for completion in rollout.completions
-    ]
-    rows = rollout_rows(problems, rollouts, [g["reward"] for g in grades], [g["format_reward"] for g in grades])
+    samples = flatten(problems, engine.generate([prompt(problem.question) for problem in problems], sampling))
+    rewards, grades = compute_rollout_rewards(
+        reward_fn,
+        [completion.text for _, _, completion in samples],
+        [problem.answer for problem, _, _ in samples],
+    )
     metrics = {
-        "val_reward": fmean(row["reward"] for row in rows),
-        "val_format_reward": fmean(row["format_reward"] for row in rows),
-        "val_response_length": fmean(row["tokens"] for row in rows),
-        "val_truncated_fraction": fmean(row["finish_reason"] == "length" for row in rows),
+        "val_reward": grades["mean_reward"],
+        "val_format_reward": grades["mean_format_reward"],
+        "val_response_length": fmean(len(completion.token_ids) for _, _, completion in samples),
+        "val_truncated_fraction": truncated_fraction(samples),
     }
-    return metrics, rows
+    return metrics, rows_to_read(samples, rewards.tolist(), grades["format_rewards"].tolist())
 
 
-def rollout_rows(
-    problems: Sequence[Problem], rollouts: Sequence[Rollout], rewards: Sequence[float], formats: Sequence[float]
-) -> list[dict[str, Any]]:
-    """Responses as rows for people: question, response, verdict; rewards are in the order of the completions."""
-    completions = [
-        (problem, completion)
-        for problem, rollout in zip(problems, rollouts, strict=True)
-        for completion in rollout.completions
-    ]
+def flatten(problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[Sample]:
+    """One (problem, rollout, completion) for each response, a group's side by side."""
+    pairs = zip(problems, rollouts, strict=True)
+    return [(problem, rollout, completion) for problem, rollout in pairs for completion in rollout.completions]
+
+
+def truncated_fraction(samples: Sequence[Sample]) -> float:
+    return fmean(completion.finish_reason == "length" for _, _, completion in samples)
+
+
+def rows_to_read(samples: Sequence[Sample], rewards: Sequence[float], formats: Sequence[float]) -> list[dict[str, Any]]:
+    """Responses as rows for people: question, ground truth, response, verdict."""
     return [
         {
             "question": problem.question,
@@ -44,8 +49,8 @@ def rollout_rows(
             "response": completion.text,
             "finish_reason": completion.finish_reason,
             "tokens": len(completion.token_ids),
-            "reward": float(reward),
-            "format_reward": float(format_reward),
+            "reward": reward,
+            "format_reward": format_reward,
         }
-        for (problem, completion), reward, format_reward in zip(completions, rewards, formats, strict=True)
+        for (problem, _, completion), reward, format_reward in zip(samples, rewards, formats, strict=True)
     ]

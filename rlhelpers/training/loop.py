@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from rlhelpers.kernels import grpo_train_step
+from rlhelpers.kernels.advantages import reward_statistics
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
-from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling, TorchEngine
+from rlhelpers.rollouts import RolloutEngine, Sampling, TorchEngine
 from rlhelpers.tasks import Problem, Task, get_prompt, load_task
 from rlhelpers.training.config import RunConfig
-from rlhelpers.training.evaluation import evaluate, rollout_rows
+from rlhelpers.training.evaluation import Sample, evaluate, flatten, rows_to_read, truncated_fraction
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
@@ -49,7 +50,7 @@ class Run:
     def __init__(self, config: RunConfig, task: Task, policy, tokenizer, engine: RolloutEngine):
         self.config, self.policy, self.tokenizer, self.engine = config, policy, tokenizer, engine
         self.prompt = get_prompt(config.prompt)
-        self.reward_fn = task.reward_fn_for(config.prompt)
+        self.reward_fn = self.prompt.reward_fn(task.is_right)
         self.train_problems, self.too_long = self._that_fit(task.train)
         self.val_problems, val_too_long = self._that_fit(task.validation)
         self.too_long += val_too_long
@@ -68,7 +69,7 @@ class Run:
         if self.too_long:
             self._remark(records, progress, f"{self.too_long} problems exceed the model's context and are left out.")
         self.engine.sync_weights(self.policy)
-        earned = 0.0
+        has_learned = False
         for step in range(config.num_rollout_steps + 1):
             started = time.perf_counter()
             is_last = step == config.num_rollout_steps
@@ -77,7 +78,7 @@ class Run:
             if step > 0:
                 train_metrics, rows = self.step(step)
                 metrics |= train_metrics
-                earned += metrics["reward"]
+                has_learned |= metrics["pruned_fraction"] < 1 and metrics["skipped_update"] < 1
                 if keep_rollouts:
                     records.write_rollouts(step, "train", rows)
             if is_last or step % config.eval_every == 0:
@@ -89,12 +90,12 @@ class Run:
             records.log(metrics)
             tracker.log(metrics)
             progress.show(metrics)
-        if not earned:
+        if not has_learned:
             self._remark(
                 records,
                 progress,
-                "No training response earned a reward, so every advantage was zero and no weight was changed: "
-                "this model is too weak for this task and prompt.",
+                f"In no group did the rewards differ (mean reward of the last step: {metrics['reward']:.3f}), so every "
+                "advantage was zero and no weight changed: the task is too hard or too easy for this model and prompt.",
             )
 
     def step(self, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -104,31 +105,29 @@ class Run:
         started = time.perf_counter()
         rollouts = self.engine.generate([self.prompt(p.question) for p in problems], self._sampling("train", step))
         sampled = time.perf_counter()
-        groups_per_update = config.train_batch_size // config.group_size
-        batches = [
-            _TrainBatch(problems[i : i + groups_per_update], rollouts[i : i + groups_per_update])
-            for i in range(0, len(problems), groups_per_update)
-        ]
+        samples = flatten(problems, rollouts)
+        size = config.train_batch_size
+        batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         # All of them before the first update: the policy that sampled is the old policy of every update.
         old_log_probs = [self._old_log_probs(batch) for batch in batches]
         updates = [self._update(batch, old) for batch, old in zip(batches, old_log_probs, strict=True)]
         self.engine.sync_weights(self.policy)
-        rewards = torch.cat([update.pop("rewards") for update in updates]).tolist()
-        formats = torch.cat([update.pop("format_rewards") for update in updates]).tolist()
-        metrics = _means(updates)
+        rewards = torch.cat([update.pop("rewards") for update in updates])
+        formats = torch.cat([update.pop("format_rewards") for update in updates])
+        metrics = _means(updates) | reward_statistics(rewards.reshape(-1, config.group_size))
         metrics |= {
-            "truncated_fraction": fmean(c.finish_reason == "length" for r in rollouts for c in r.completions),
+            "truncated_fraction": truncated_fraction(samples),
             "seconds_sampling": sampled - started,
             "seconds_training": time.perf_counter() - sampled,
         }
-        return metrics, rollout_rows(problems, rollouts, rewards, formats)
+        return metrics, rows_to_read(samples, rewards.tolist(), formats.tolist())
 
     def validate(self, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Sample each validation problem once, as in training."""
         sampling = self._sampling("validation", step, n=1)
         return evaluate(self.engine, self.val_problems, self.prompt, self.reward_fn, sampling)
 
-    def _update(self, batch: "_TrainBatch", old_log_probs: torch.Tensor | None) -> dict[str, Any]:
+    def _update(self, batch: Sequence[Sample], old_log_probs: torch.Tensor | None) -> dict[str, Any]:
         config = self.config
         loss, metadata = grpo_train_step(
             self.policy,
@@ -137,22 +136,22 @@ class Run:
             config.gradient_accumulation_steps,
             config.max_grad_norm,
             self.reward_fn,
-            batch.prompts,
-            batch.responses,
-            batch.ground_truths,
+            [rollout.prompt for _, rollout, _ in batch],
+            [completion.text for _, _, completion in batch],
+            [problem.answer for problem, _, _ in batch],
             config.group_size,
             **config.estimator.step_arguments(),
             old_log_probs=old_log_probs,
             normalization_constant=config.normalization_constant,
-            rollout_token_ids=batch.token_ids,
+            rollout_token_ids=_token_ids(batch),
             temperature=config.temperature,
         )
         return {"loss": loss.item()} | metadata
 
-    def _old_log_probs(self, batch: "_TrainBatch") -> torch.Tensor | None:
+    def _old_log_probs(self, batch: Sequence[Sample]) -> torch.Tensor | None:
         if self.config.estimator.importance_reweighting_method == "none":
             return None
-        tensors = pad_prompts_and_outputs(*zip(*batch.token_ids, strict=True), padding_id(self.tokenizer))
+        tensors = pad_prompts_and_outputs(*zip(*_token_ids(batch), strict=True), padding_id(self.tokenizer))
         return score_batch(
             self.policy, tensors["input_ids"], tensors["labels"], self.config.microbatch_size, self.config.temperature
         )
@@ -180,19 +179,9 @@ class Run:
         progress.say(text)
 
 
-class _TrainBatch:
-    """Groups of rollouts laid out row by row: each prompt and ground truth repeated beside its responses."""
-
-    def __init__(self, problems: Sequence[Problem], rollouts: Sequence[Rollout]):
-        rows = [
-            (problem, rollout, completion)
-            for problem, rollout in zip(problems, rollouts, strict=True)
-            for completion in rollout.completions
-        ]
-        self.prompts = [rollout.prompt for _, rollout, _ in rows]
-        self.responses = [completion.text for _, _, completion in rows]
-        self.ground_truths = [problem.answer for problem, _, _ in rows]
-        self.token_ids = [(rollout.prompt_token_ids, completion.token_ids) for _, rollout, completion in rows]
+def _token_ids(batch: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
+    """What the engine read and what it sampled."""
+    return [(rollout.prompt_token_ids, completion.token_ids) for _, rollout, completion in batch]
 
 
 def draw_problems(problems: Sequence[Problem], batch: int, size: int, seed: int) -> list[Problem]:
@@ -212,7 +201,7 @@ def derive_seed(seed: int, purpose: str, number: int) -> int:
 
 
 def _means(updates: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Each metric's mean over the updates that have a value; the step's own names for the most read ones."""
+    """Each metric's mean over the updates that have a value, the most read ones under shorter names."""
     names = {"mean_reward": "reward", "mean_format_reward": "format_reward", "mean_response_length": "response_length"}
     means = {}
     for name in updates[0]:

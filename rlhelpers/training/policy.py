@@ -13,7 +13,8 @@ from rlhelpers import paths
 def load_policy(model: str, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load "tiny", a Hugging Face name, or a directory.  safetensors only; no code from the model's repository.
 
-    On CUDA: bf16 weights, with flash-attention 2 where it is installed and torch's own attention where it is not.
+    On CUDA: bf16 weights, as the handout has it (an update far below a weight's own size is rounded away), with
+    flash-attention 2 where it is installed and torch's own attention where it is not.
     On the CPU: float32.  Raises ValueError when CUDA is asked for and absent, or the model cannot be found.
     """
     device = choose_device(device)

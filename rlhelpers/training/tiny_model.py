@@ -24,11 +24,11 @@ from transformers import Olmo2Config, Olmo2ForCausalLM, PreTrainedTokenizerFast
 
 from rlhelpers import paths
 from rlhelpers.rollouts import Sampling, TorchEngine
-from rlhelpers.tasks import Problem, get_prompt, r1_zero_reward_fn
+from rlhelpers.tasks import Problem
 from rlhelpers.tasks.corpus import draw_document
-from rlhelpers.tasks.grading import question_only_reward_fn
+from rlhelpers.tasks.grading import is_equal
 from rlhelpers.tasks.gsm8k import jsonl_text, read_problems
-from rlhelpers.tasks.prompts import STOP_STRINGS
+from rlhelpers.tasks.prompts import PROMPTS
 from rlhelpers.tasks.stories import draw_problems
 from rlhelpers.training.evaluation import evaluate
 
@@ -134,8 +134,8 @@ def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Olmo2ForC
     )
 
 
-def pretrain(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> float:
-    """Next-token prediction on fresh documents.  Returns the last loss, smoothed, in nats."""
+def pretrain(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
+    """Next-token prediction on fresh documents."""
     optimizers = make_optimizers(model, recipe)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     total, smoothed = sum(steps for steps, _ in recipe.phases), None
@@ -155,7 +155,6 @@ def pretrain(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe
             optimizer.zero_grad()
         smoothed = loss.item() if smoothed is None else 0.95 * smoothed + 0.05 * loss.item()
         bar.set_postfix(loss=f"{smoothed:.3f}", refresh=False)
-    return smoothed
 
 
 def make_optimizers(model: Olmo2ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
@@ -193,9 +192,9 @@ def draw_documents(seed: str) -> Iterator[str]:
 def score(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> dict[str, Any]:
     """Format and accuracy at each prompt, one response per problem at temperature 1."""
     engine, scores = TorchEngine(model, tokenizer), {}
-    for name, stop in STOP_STRINGS.items():
-        reward_fn = question_only_reward_fn if name == "question_only" else r1_zero_reward_fn
-        metrics, _ = evaluate(engine, problems, get_prompt(name), reward_fn, Sampling(max_tokens=64, stop=stop))
+    for name, prompt in PROMPTS.items():
+        sampling = Sampling(max_tokens=64, stop=prompt.stop)
+        metrics, _ = evaluate(engine, problems, prompt, prompt.reward_fn(is_equal), sampling)
         scores[name] = {"format": metrics["val_format_reward"], "accuracy": metrics["val_reward"]}
     return scores
 

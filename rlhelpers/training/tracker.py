@@ -2,6 +2,7 @@
 
 import importlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from rlhelpers.training.config import RunConfig
@@ -13,7 +14,7 @@ class Tracker:
     def __init__(self, config: RunConfig):
         self._library = None
         if config.tracker is not None:
-            self._library = self._try("import", importlib.import_module, config.tracker)
+            self._library = self._try("import", lambda: importlib.import_module(config.tracker))
             name = f"{config.variant}/seed={config.seed}"
             settings = config.model_dump(mode="json")
             self._call("init", project=f"rlhelpers-{config.experiment}", name=name, config=settings)
@@ -27,11 +28,11 @@ class Tracker:
 
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> None:
         if self._library is not None:
-            self._try(name, getattr(self._library, name), *args, **kwargs)
+            self._try(name, lambda: getattr(self._library, name)(*args, **kwargs))
 
-    def _try(self, what: str, function, /, *args: Any, **kwargs: Any) -> Any:
+    def _try(self, what: str, action: Callable[[], Any]) -> Any:
         try:
-            return function(*args, **kwargs)
+            return action()
         except (Exception, SystemExit) as error:
             warnings.warn(f"tracker: {what} failed and is off from now on ({error!r})", stacklevel=3)
             self._library = None
