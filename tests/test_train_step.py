@@ -428,7 +428,7 @@ ONES = torch.ones(4, 5)  # two words of prompt, four of response
         ({"group_size": 0}, "group_size: got 0"),
         ({"baseline": "median"}, "baseline: got 'median'"),
         ({"advantage_normalizer": "var"}, "advantage_normalizer: got 'var'"),
-        ({"repeated_prompts": ["a"]}, "repeated_prompts has 1 and rollout_responses 4"),
+        ({"repeated_prompts": ["a"]}, "repeated_prompts has 1, rollout_responses has 4"),
         ({"repeated_ground_truths": ["1"]}, "rollout_responses has 4, repeated_ground_truths has 1"),
         ({"rollout_token_ids": [([3], [4])] * 3}, "rollout_token_ids: got 3 rows for 4"),
         ({"importance_reweighting_method": "ppo"}, "importance_reweighting_method: got 'ppo'"),

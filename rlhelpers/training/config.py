@@ -67,7 +67,7 @@ class RunConfig(BaseModel):
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
 
-    eval_every: Count = 10
+    eval_every: Count = 5
     rollouts_every: Count = 10
     tracker: Literal["wandb", "trackio"] | None = None
 
