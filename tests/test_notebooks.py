@@ -28,6 +28,7 @@ def execute(tmp_path, *arguments, notebook="04_grpo.ipynb", cwd=None):
         [PAPERMILL, paths.ROOT / "notebooks" / notebook, output, *arguments],
         cwd=cwd or tmp_path,
         env=os.environ | {"RLHELPERS_ROOT": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         timeout=300,
@@ -110,4 +111,5 @@ def test_gsm8k_runs_and_says_that_the_tiny_model_earns_nothing(tmp_path):
             (tmp_path / "data/gsm8k" / f"{split}.jsonl").write_text((row + "\n") * 64, encoding="utf-8")
     result, output = execute(tmp_path, *SMALL, "-p", "task", "gsm8k", "-p", "num_rollout_steps", "2")
     assert result.returncode == 0, result.stderr[-2000:]
-    assert "step 2/2" in output.read_text(encoding="utf-8")
+    text = output.read_text(encoding="utf-8")
+    assert "step 2/2" in text and "In no group did the rewards differ" in text
