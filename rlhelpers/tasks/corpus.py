@@ -11,7 +11,7 @@ from rlhelpers.tasks.prompts import get_prompt
 from rlhelpers.tasks.stories import OPERATIONS, Solution, draw_solution, is_validation
 
 WRONG_SUM_RATE = 0.25  # of the solutions that are not shown as examples
-BOXED_RATE = 0.15  # of the answers to "Please put your final answer within \boxed{}."
+BOXED_RATE = 0.06  # of the answers to "Please put your final answer within \boxed{}."
 
 # How an answer closes when nothing before it shows how: format and weight.
 LOOSE_ENDINGS = {
