@@ -30,3 +30,9 @@ def test_unknown_names_and_too_many_examples():
         load_task("tinny", 1, 1)
     with pytest.raises(ValueError, match="n_val_examples: got 1025; task 'tiny' has 1024"):
         load_task("tiny", 1, 1025)
+
+
+def test_a_folder_that_lacks_a_file_is_named(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"question": "q", "answer": "#### 1"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"task: got .*; it has no validation\.jsonl"):
+        load_task(str(tmp_path), 1, 1)

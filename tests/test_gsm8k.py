@@ -25,14 +25,16 @@ def test_the_ground_truth_is_what_follows_the_mark(tmp_path):
     assert (problem.question, problem.answer) == ("How many é?", "1,004")
 
 
-@pytest.mark.parametrize("answer", ["no mark", "#### ", "5 ####"])
+@pytest.mark.parametrize("answer", ["no mark", "#### ", "5 ####", "#### $", "#### " + "9" * 5000])
 def test_a_row_without_an_answer_is_named(tmp_path, answer):
     write(tmp_path, [*ROWS, {"question": "q", "answer": answer}])
     with pytest.raises(ValueError, match=r"train\.jsonl, line 2"):
         read_problems(tmp_path / "train.jsonl")
 
 
-@pytest.mark.parametrize("line", ["not json", "[1]", '{"question": "q"}', '{"question": 3, "answer": "#### 1"}'])
+@pytest.mark.parametrize(
+    "line", ["not json", "[1]", '{"question": "q"}', '{"question": 3, "answer": "#### 1"}', "[" * 200_000]
+)
 def test_a_broken_line_is_named(tmp_path, line):
     file = tmp_path / "broken.jsonl"
     file.write_text(line + "\n", encoding="utf-8")
@@ -87,3 +89,12 @@ def test_the_real_files(monkeypatch):
     assert all(problem.answer for problem in task.train + task.validation)
     with pytest.raises(ValueError, match="n_train_examples: got 7474; task 'gsm8k' has 7473"):
         load_task("gsm8k", 7474, 1)
+
+
+def test_a_byte_order_mark_and_empty_lines_are_no_trouble_and_other_encodings_are_named(tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_bytes(b"\xef\xbb\xbf" + jsonl_text(ROWS).encode("utf-8") + b"\r\n\n")
+    assert len(read_problems(file)) == 1
+    file.write_bytes('{"question": "é", "answer": "#### 1"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train\.jsonl: .* must be UTF-8"):
+        read_problems(file)

@@ -51,3 +51,9 @@ def test_verifiers_that_run_the_answer_as_code_are_refused():
     assert found == EVALUATING
     with pytest.raises(ValueError, match="gym/countdown', whose verifier runs the model's text as code"):
         load_task("gym/countdown", 4, 4)
+
+
+def test_a_verifier_that_raises_on_a_response_means_not_right():
+    task = load_task("gym/prime_factorization", 4, 4)
+    assert task.is_right(task.train[0].answer, task.train[0].answer)
+    assert not any(task.is_right(text, task.train[0].answer) for text in ("None", "two", "", "x × y"))

@@ -188,7 +188,7 @@ def test_every_use_of_randomness_has_its_own_seed():
 
 
 def test_the_optimizer_learns_the_task_it_is_given():
-    """Twelve steps of the default settings raise the reward on the training batches by more than chance would."""
-    config = make_config(device="cpu", num_rollout_steps=12, n_val_examples=1, eval_every=12, experiment="learns")
-    metrics = read_metrics(train(config))
-    assert metrics["reward"][10:].mean() > metrics["reward"][1:3].mean() + 0.1
+    """Eight half-size steps of the default settings raise the reward on the training batches far above chance."""
+    half = {"rollout_batch_size": 64, "train_batch_size": 64, "gradient_accumulation_steps": 2}
+    metrics = read_metrics(train(make_config(device="cpu", num_rollout_steps=8, n_val_examples=1, **half)))
+    assert metrics["reward"][7:].mean() > metrics["reward"][1:2].mean() + 0.15

@@ -48,3 +48,10 @@ def test_the_command_as_typed(tmp_path, in_a_terminal):
     assert result.returncode == 0
     (output,) = (tmp_path / "data/runs/notebooks").iterdir()
     assert nbformat.read(output, as_version=4).cells[0].outputs[0].text == "2\n"
+
+
+def test_mistakes_that_papermill_would_not_catch(tmp_path):
+    with pytest.raises(SystemExit, match="-p learning-rate: no parameter has such a name; did you mean learning_rate"):
+        with_output_path(papermill_command, ["in.ipynb", "-p", "learning-rate", "1e-4"])
+    with pytest.raises(SystemExit, match="is the notebook itself"):
+        with_output_path(papermill_command, ["in.ipynb", "./in.ipynb"])

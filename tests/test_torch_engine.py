@@ -167,6 +167,11 @@ def test_all_end_of_text_ids_count(tiny_gpt2, tokenizer):
         ("max_tokens", 0),
         ("min_tokens", 65),
         ("stop", ""),
+        ("stop", 5),
+        ("n", 1.5),
+        ("temperature", "1"),
+        ("temperature", 1e-300),
+        ("seed", "a"),
     ],
 )
 def test_bad_sampling_is_named(field, value):

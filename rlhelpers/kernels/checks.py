@@ -7,6 +7,9 @@ from numbers import Real
 
 def check_same_length(**lists: Sequence) -> None:
     """Raise ValueError unless all lists have one common, positive length."""
+    for name, values in lists.items():
+        if isinstance(values, str):
+            raise ValueError(f"{name}: got the text {values[:40]!r}; accepted is a list")
     lengths = {name: len(values) for name, values in lists.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
         found = ", ".join(f"{name} has {n}" for name, n in lengths.items())

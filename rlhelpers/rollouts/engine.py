@@ -1,8 +1,8 @@
 """What every rollout engine takes and gives."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal, Protocol
 
 from transformers import PreTrainedModel
@@ -25,16 +25,18 @@ class Sampling:
 
     def __post_init__(self):
         checks = {
-            "n": (self.n >= 1, "a whole number of at least 1"),
-            "temperature": (0 <= self.temperature < math.inf, "a finite number of at least 0"),
-            "top_p": (0 < self.top_p <= 1, "a number above 0 and at most 1"),
-            "max_tokens": (self.max_tokens >= 1, "a whole number of at least 1"),
-            "min_tokens": (0 <= self.min_tokens <= self.max_tokens, "a whole number from 0 to max_tokens"),
-            "stop": (self.stop is None or len(self.stop) > 0, "None or a string that is not empty"),
+            "n": (int, lambda n: n >= 1, "a whole number of at least 1"),
+            "temperature": (Real, lambda t: t == 0 or 0.01 <= t <= 100, "0 or a number from 0.01 to 100"),
+            "top_p": (Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1"),
+            "max_tokens": (int, lambda n: n >= 1, "a whole number of at least 1"),
+            "min_tokens": (int, lambda n: 0 <= n <= self.max_tokens, "a whole number from 0 to max_tokens"),
+            "stop": (str | None, lambda s: s != "", "None or a string that is not empty"),
+            "seed": (int, lambda s: 0 <= s < 2**63, "a whole number from 0 to 2^63 - 1"),
         }
-        for name, (fine, accepted) in checks.items():
-            if not fine:
-                raise ValueError(f"{name}: got {getattr(self, name)!r}; accepted is {accepted}")
+        for name, (kind, fits, accepted) in checks.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) or not fits(value):
+                raise ValueError(f"{name}: got {value!r}; accepted is {accepted}")
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,8 @@ class TorchEngine:
     @torch.inference_mode()
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
         """See `RolloutEngine.generate`.  Raises ValueError when a prompt and max_tokens exceed the context."""
+        if isinstance(prompts, str):
+            raise ValueError(f"prompts: got the text {prompts[:40]!r}; accepted is a list of texts")
         prompt_ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
         check_context(prompt_ids, sampling.max_tokens, self.model.config.max_position_embeddings)
         # One uniform number for each row and token, drawn before anything else: a row's luck depends neither on
@@ -155,6 +157,8 @@ def draw_tokens(logits: Tensor, luck: Tensor, sampling: Sampling, barred: Sequen
     the whole distribution, nothing barred.
     """
     log_distribution = torch.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)
+    if log_distribution.isnan().any():
+        raise ValueError("logits: not finite; the policy's weights are broken, or training has diverged")
     allowed = log_distribution.index_fill(-1, torch.tensor(list(barred), device=logits.device).long(), -torch.inf)
     if sampling.temperature == 0:
         tokens = allowed.argmax(dim=-1)

@@ -35,7 +35,12 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
 
 
 def read_folder(folder: Path) -> tuple[list[Problem], list[Problem]]:
-    return read_problems(folder / "train.jsonl"), read_problems(folder / "validation.jsonl")
+    files = [folder / "train.jsonl", folder / "validation.jsonl"]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise ValueError(f"task: got {str(folder)!r}; it has no {' and no '.join(missing)}")
+    train, validation = map(read_problems, files)
+    return train, validation
 
 
 def _first(field: str, problems: list[Problem], count: int, task: str) -> list[Problem]:

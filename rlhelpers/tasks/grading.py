@@ -15,7 +15,8 @@ MAX_ANSWER_CHARS = 200  # longer "answers" are prose, and costly to parse
 
 _NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)(/0*[1-9]\d*)?")
 _THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+")
-_LATEX_WORDS = re.compile(r"\\[a-zA-Z]+")
+_ARITHMETIC_COMMANDS = re.compile(r"\\([dt]?frac|sqrt|pi|cdot|times|div|left|right|,|;|%)(?![a-zA-Z])")
+_LABEL = re.compile(r"^[a-zA-Z]\s*=\s*")
 _BOX = "\\boxed{"
 
 
@@ -67,11 +68,12 @@ def question_only_reward_fn(response: str, ground_truth: str) -> dict[str, float
 def is_equal(answer: str, ground_truth: str) -> bool:
     """Whether an answer has the value of the ground truth.
 
-    Never raises on any answer.  Raises ValueError on a ground truth that holds nothing.
+    Never raises on any answer.  Raises ValueError on a ground truth that holds nothing, or far too much.
     """
     answer, truth = _clean(answer), _clean(ground_truth or "")
-    if not truth:
-        raise ValueError(f"ground_truth: got {ground_truth!r}; it must hold an answer")
+    if not truth or len(truth) > MAX_ANSWER_CHARS:
+        accepted = f"an answer of 1 to {MAX_ANSWER_CHARS} characters"
+        raise ValueError(f"ground_truth: got {str(ground_truth)[:80]!r}; accepted is {accepted}")
     if not answer or len(answer) > MAX_ANSWER_CHARS:
         return False
     number, true_number = plain_number(answer), plain_number(truth)
@@ -91,24 +93,31 @@ def plain_number(text: str) -> Fraction | None:
 
 
 def _clean(text: str) -> str:
-    """Without surrounding space, dollar signs, a percent sign and a final full stop."""
-    text = text.strip().removesuffix(".").removeprefix("\\$").strip("$ \t\n")
-    return text.removesuffix("%").removesuffix("\\").strip()
+    """Without surrounding space, a label such as `x =`, dollar signs, a percent sign and a final full stop."""
+    text = _LABEL.sub("", text.strip().removesuffix(".").removeprefix("\\$").strip("$ \t\n"))
+    return text.strip("$ ").removesuffix("%").removesuffix("\\").strip()
 
 
 def _is_short_mathematics(text: str) -> bool:
-    """No words beside LaTeX commands, nothing left unfinished, and nothing that blows up when it is worked out.
+    """Whether algebra may look at it: nothing but mathematics, finished, and nothing that blows up.
 
-    Bombs are factorials, towers of powers, huge numbers, and high powers of symbols: no `!`, no number of more than
-    fifteen digits, at most one power, and after it at most four digits, beside a letter at most one.
+    Bombs are factorials and their like, towers of powers, huge numbers, high powers of symbols and long products of
+    sums.  So only the LaTeX commands of plain arithmetic are let through, no `!` and no second equation, at most two
+    letters and four brackets, no number of more than fifteen digits, and at most one power, with at most four digits
+    after it, beside a letter at most one.
     """
-    has_words = re.search(r"[^\W\d_]{2,}", _LATEX_WORDS.sub(" ", text))
-    powers = re.split(r"\^|\*\*", text)
-    has_symbols = re.search(r"[^\W\d_]", _LATEX_WORDS.sub(" ", text))
-    high_power = r"\d{2}" if has_symbols else r"\d{5}"
-    is_bomb = "!" in text or re.search(r"\d{16}", text) or len(powers) > 2 or re.search(high_power, "".join(powers[1:]))
-    is_unfinished = re.search(r"[-+*/^=,(\[{]$", text)
-    return not (has_words or is_unfinished or is_bomb)
+    plain = _ARITHMETIC_COMMANDS.sub(" ", text)
+    letters = set(re.findall(r"[^\W\d_]", plain))
+    powers = re.split(r"\^|\*\*", plain)
+    high_power = r"\d{2}" if letters else r"\d{5}"
+    return (
+        plain.isprintable()
+        and not re.search(r"[\\!=]|[^\W\d_]{2}|\d{16}|[-+*/^,(\[{]$", plain)
+        and len(letters) <= 2
+        and sum(map(plain.count, "([")) <= 4
+        and len(powers) <= 2
+        and not re.search(high_power, "".join(powers[1:]))
+    )
 
 
 def _equal_by_algebra(answer: str, truth: str) -> bool:

@@ -3,10 +3,12 @@
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from rlhelpers import paths
+from rlhelpers.tasks.grading import MAX_ANSWER_CHARS
 from rlhelpers.tasks.problem import Problem
 
 MARK = "####"
@@ -31,17 +33,25 @@ def load_gsm8k() -> tuple[list[Problem], list[Problem]]:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Problems from JSONL rows `{"question", "answer"}`.  Raises ValueError naming the file and line."""
+    """Problems from JSONL rows `{"question", "answer"}`; empty lines are skipped.  Raises ValueError naming the file
+    and line."""
     problems = []
-    with open(path, encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            try:
-                row = json.loads(line)
-                problems.append(Problem(row["question"].strip(), final_answer(row["answer"])))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ValueError(
-                    f'{path}, line {number}: {error!r}; a line is {{"question": ..., "answer": "... {MARK} N"}}'
-                ) from error
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: {error}; the file must be UTF-8") from error
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            question, answer = row["question"].strip(), final_answer(row["answer"])
+            if not question:
+                raise ValueError("the question is empty")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            form = f'{{"question": ..., "answer": "... {MARK} N"}}'
+            raise ValueError(f"{path}, line {number}: {error!r}; a line is {form}") from error
+        problems.append(Problem(question, answer))
     if not problems:
         raise ValueError(f"{path}: holds no problems")
     return problems
@@ -49,10 +59,10 @@ def read_problems(path: Path) -> list[Problem]:
 
 def final_answer(solution: str) -> str:
     """The ground truth: what follows the last `####`, stripped."""
-    _, mark, answer = solution.rpartition(MARK)
-    if not mark or not answer.strip():
-        raise ValueError(f"no answer after {MARK} in {solution[-60:]!r}")
-    return answer.strip()
+    answer = solution.rpartition(MARK)[2].strip()
+    if MARK not in solution or not re.search(r"\w", answer) or len(answer) > MAX_ANSWER_CHARS:
+        raise ValueError(f"no answer of 1 to {MAX_ANSWER_CHARS} characters after {MARK} in {solution[-60:]!r}")
+    return answer
 
 
 def fetch_gsm8k(folder: Path = paths.GSM8K) -> None:

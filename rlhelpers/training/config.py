@@ -17,7 +17,9 @@ def _estimator_row(value: Any) -> Any:
         if value not in ESTIMATORS:
             raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
         return ESTIMATORS[value]
-    if isinstance(value, Estimator) and ESTIMATORS.get(value.name, value) != value:
+    if not isinstance(value, Estimator):
+        raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
+    if ESTIMATORS.get(value.name, value) != value:
         raise ValueError(f"the name {value.name!r} belongs to another row of the table; give yours its own")
     return value
 
@@ -28,7 +30,6 @@ def _plain(row: Estimator) -> dict[str, Any]:
 
 
 EstimatorRow = Annotated[Estimator, BeforeValidator(_estimator_row), PlainSerializer(_plain)]
-Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[\w,=+-][\w.,=+-]*$", max_length=200)]
 
@@ -42,7 +43,7 @@ class RunConfig(BaseModel):
     variant: Name | None = Field(
         None, description="second folder; None: the estimator and what differs from the preset"
     )
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     model: str = Field("tiny", min_length=1, description='"tiny", a Hugging Face name, or a directory')
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: cuda where there is one")
 
@@ -51,7 +52,7 @@ class RunConfig(BaseModel):
     n_train_examples: Count = 6400
     n_val_examples: Count = 512
 
-    temperature: Positive = 1.0
+    temperature: float = Field(1.0, ge=0.01, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: Count = 64
     min_tokens: int = Field(0, ge=0)
@@ -62,7 +63,7 @@ class RunConfig(BaseModel):
     train_batch_size: Count = 128
     gradient_accumulation_steps: Count = 4
     num_rollout_steps: Count = 50
-    learning_rate: Positive = 3e-4
+    learning_rate: float = Field(3e-4, gt=0, le=1)
     max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)

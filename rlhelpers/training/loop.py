@@ -69,7 +69,7 @@ class Run:
         if self.too_long:
             self._remark(records, progress, f"{self.too_long} problems exceed the model's context and are left out.")
         self.engine.sync_weights(self.policy)
-        has_learned = False
+        has_learned, skipped = False, 0.0
         for step in range(config.num_rollout_steps + 1):
             started = time.perf_counter()
             is_last = step == config.num_rollout_steps
@@ -78,7 +78,8 @@ class Run:
             if step > 0:
                 train_metrics, rows = self.step(step)
                 metrics |= train_metrics
-                has_learned |= metrics["pruned_fraction"] < 1 and metrics["skipped_update"] < 1
+                has_learned |= metrics["pruned_fraction"] < 1
+                skipped += metrics["skipped_update"] * config.updates_per_step
                 if keep_rollouts:
                     records.write_rollouts(step, "train", rows)
             if is_last or step % config.eval_every == 0:
@@ -90,6 +91,10 @@ class Run:
             records.log(metrics)
             tracker.log(metrics)
             progress.show(metrics)
+        if skipped:
+            self._remark(
+                records, progress, f"{skipped:.0f} updates were skipped: their loss or gradient was not finite."
+            )
         if not has_learned:
             self._remark(
                 records,

@@ -26,18 +26,21 @@ def load_policy(model: str, device: str = "auto") -> tuple[PreTrainedModel, PreT
     attention = "flash_attention_2" if on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-        policy = AutoModelForCausalLM.from_pretrained(
+        policy, loading = AutoModelForCausalLM.from_pretrained(
             source,
             dtype=torch.bfloat16 if on_gpu else torch.float32,
             attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
+            output_loading_info=True,
         )
-    except OSError as error:
+    except Exception as error:  # each kind of broken folder has its own kind of error
         raise ValueError(
-            f"model: got {model!r}; accepted are tiny, a directory with a model, or a name on the Hugging Face hub "
-            f"that this machine can reach ({str(error).splitlines()[0]})"
+            f"model: got {model!r}; accepted are tiny, a directory with a model and its tokenizer, or a name on the "
+            f"Hugging Face hub that this machine can reach ({type(error).__name__}: {str(error).splitlines()[0]})"
         ) from error
+    if loading["missing_keys"]:
+        raise ValueError(f"model: got {model!r}, which lacks the weights {sorted(loading['missing_keys'])[:3]} ...")
     return policy.to(device), tokenizer
 
 

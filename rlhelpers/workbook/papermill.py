@@ -19,10 +19,20 @@ def main() -> None:
 
 
 def with_output_path(command, arguments: list[str]) -> list[str]:
-    """The arguments as papermill wants them; unchanged where they name an output or no notebook."""
+    """The arguments as papermill wants them; unchanged where they name an output or no notebook.
+
+    Exits with a message for a `-p` name that no parameter can have, and for an output that would replace the notebook.
+    """
     parsed = command.make_context("papermill", list(arguments), resilient_parsing=True).params
-    notebook = parsed["notebook_path"]
-    if not notebook or parsed["output_path"] or parsed["help_notebook"]:
+    notebook, output = parsed["notebook_path"], parsed["output_path"]
+    for name, _ in [*(parsed["parameters"] or ()), *(parsed["parameters_raw"] or ())]:
+        if not name.isidentifier():
+            sys.exit(f"papermill: -p {name}: no parameter has such a name; did you mean {name.replace('-', '_')}?")
+    if not notebook or parsed["help_notebook"]:
+        return arguments
+    if output and Path(output).resolve() == Path(notebook).resolve():
+        sys.exit(f"papermill: the output {output} is the notebook itself; give it another name")
+    if output:
         return arguments
     folder = paths.RUNS / "notebooks"
     folder.mkdir(parents=True, exist_ok=True)
