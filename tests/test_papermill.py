@@ -11,7 +11,7 @@ import pytest
 from papermill.cli import papermill as papermill_command
 
 from rlhelpers import paths
-from rlhelpers.workbook.papermill import with_output_path
+from rlhelpers.workbook.papermill import complete
 
 COMMAND = Path(sys.executable).with_name("papermill")
 
@@ -19,17 +19,21 @@ COMMAND = Path(sys.executable).with_name("papermill")
 def test_a_missing_output_path_is_filled_in(tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "RUNS", tmp_path)
     arguments = ["notebooks/04_grpo.ipynb", "-p", "seed", "2"]
-    *kept, output = with_output_path(papermill_command, arguments)
-    assert kept == arguments
+    *kept, output, shown = complete(papermill_command, arguments)
+    assert kept == arguments and shown == "--log-output"
     assert Path(output).parent == tmp_path / "notebooks" and Path(output).name.startswith("04_grpo_")
+
+
+def test_what_is_printed_is_shown_unless_told_otherwise():
+    assert complete(papermill_command, ["in.ipynb", "out.ipynb"]) == ["in.ipynb", "out.ipynb", "--log-output"]
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["in.ipynb", "out.ipynb", "-p", "a", "1"], ["-p", "a", "1", "in.ipynb", "-"], ["in.ipynb", "--help-notebook"]],
+    [["in.ipynb", "out.ipynb", "--no-log-output"], ["-p", "a", "1", "in.ipynb", "-"], ["in.ipynb", "--help-notebook"]],
 )
 def test_other_calls_are_left_as_they_are(arguments):
-    assert with_output_path(papermill_command, arguments) == arguments
+    assert complete(papermill_command, arguments) == arguments
 
 
 @pytest.mark.parametrize("in_a_terminal", [True, False])
@@ -52,6 +56,6 @@ def test_the_command_as_typed(tmp_path, in_a_terminal):
 
 def test_mistakes_that_papermill_would_not_catch(tmp_path):
     with pytest.raises(SystemExit, match="-p learning-rate: no parameter has such a name; did you mean learning_rate"):
-        with_output_path(papermill_command, ["in.ipynb", "-p", "learning-rate", "1e-4"])
+        complete(papermill_command, ["in.ipynb", "-p", "learning-rate", "1e-4"])
     with pytest.raises(SystemExit, match="is the notebook itself"):
-        with_output_path(papermill_command, ["in.ipynb", "./in.ipynb"])
+        complete(papermill_command, ["in.ipynb", "./in.ipynb"])

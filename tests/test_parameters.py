@@ -42,6 +42,12 @@ def test_a_cell_that_was_changed_and_run_again_counts():
     assert read_parameters(namespace(OWN, "x = 1", OWN.replace("= 0", "= 7")))["seed"] == 7
 
 
+def test_a_kernel_without_a_history():
+    """As nbval runs a notebook."""
+    names = namespace(OWN)
+    assert read_parameters(names | {"In": [""]}) == {"seed": 0, "quick": False, "model": None}
+
+
 def test_without_the_cell():
     with pytest.raises(RuntimeError, match="run the parameters cell"):
         read_parameters(namespace("x = 1"))

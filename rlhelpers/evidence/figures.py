@@ -1,11 +1,14 @@
 """Pictures of runs, in one style: readable axes with units, colours that colour-blind readers tell apart."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from rlhelpers import paths
 
@@ -23,9 +26,19 @@ STYLE = {
 }
 
 
+@contextmanager
+def house_style() -> Iterator[None]:
+    """STYLE for a while.  The first figure turns a notebook's display of figures on; a plain style context would turn
+    it off again at its end."""
+    with plt.style.context(STYLE):
+        yield
+        interactive = plt.isinteractive()
+    plt.interactive(interactive)
+
+
 def learning_curves(metrics: pd.DataFrame, title: str) -> Figure:
     """What was learned: reward and format reward on training batches and on validation, against the step."""
-    with plt.style.context(STYLE):
+    with house_style():
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
         for axes, name, what in ((left, "reward", "reward"), (right, "format_reward", "format reward")):
             _line(axes, metrics, name, "training batch", alpha=0.6)
@@ -49,7 +62,7 @@ DIAGNOSTICS = {
 
 def diagnostics(metrics: pd.DataFrame, title: str) -> Figure:
     """How the training went: one small picture for each diagnostic."""
-    with plt.style.context(STYLE):
+    with house_style():
         figure, panels = plt.subplots(2, 3, figsize=(10, 5), sharex=True)
         for axes, (name, (heading, unit)) in zip(panels.flat, DIAGNOSTICS.items(), strict=True):
             _line(axes, metrics, name, "measured")
@@ -80,5 +93,6 @@ def _line(axes: Axes, metrics: pd.DataFrame, name: str, label: str, **style) -> 
     """One metric against the step; steps that do not have it are left out, as is a metric that no step has."""
     if name in metrics and metrics[name].notna().any():
         axes.plot(metrics[name].dropna(), label=label, **style)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     else:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="grey")
