@@ -93,6 +93,6 @@ def _line(axes: Axes, metrics: pd.DataFrame, name: str, label: str, **style) -> 
     """One metric against the step; steps that do not have it are left out, as is a metric that no step has."""
     if name in metrics and metrics[name].notna().any():
         axes.plot(metrics[name].dropna(), label=label, **style)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     else:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="grey")
