@@ -188,3 +188,12 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(engine):
 
 def test_no_prompts_give_no_rollouts(engine):
     assert engine.generate([], Sampling()) == []
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_are_an_error(bad, temperature):
+    logits = torch.zeros(2, 5)
+    logits[1, 3] = bad
+    with pytest.raises(ValueError, match="logits: not finite"):
+        draw_tokens(logits, torch.full((2,), 0.2, dtype=torch.float64), Sampling(temperature=temperature))

@@ -157,9 +157,9 @@ def draw_tokens(logits: Tensor, luck: Tensor, sampling: Sampling, barred: Sequen
     the whole distribution, nothing barred.
     """
     log_distribution = torch.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)
-    if log_distribution.isnan().any():
-        raise ValueError("logits: not finite; the policy's weights are broken, or training has diverged")
-    allowed = log_distribution.index_fill(-1, torch.tensor(list(barred), device=logits.device).long(), -torch.inf)
+    allowed = log_distribution
+    if barred:
+        allowed = log_distribution.index_fill(-1, torch.tensor(barred, device=logits.device), -torch.inf)
     if sampling.temperature == 0:
         tokens = allowed.argmax(dim=-1)
     else:
@@ -169,7 +169,10 @@ def draw_tokens(logits: Tensor, luck: Tensor, sampling: Sampling, barred: Sequen
         cumulative = probabilities.cumsum(dim=-1)
         tokens = torch.searchsorted(cumulative, (luck * cumulative[:, -1])[:, None], right=True)
         tokens = tokens.squeeze(-1).clamp(max=logits.shape[-1] - 1)
-    return tokens, log_distribution.gather(-1, tokens[:, None]).squeeze(-1)
+    log_probs = log_distribution.gather(-1, tokens[:, None]).squeeze(-1)
+    if log_probs.isnan().any():  # one logit that is not finite makes its whole row NaN
+        raise ValueError("logits: not finite; the policy's weights are broken, or training has diverged")
+    return tokens, log_probs
 
 
 def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:

@@ -13,15 +13,12 @@ from rlhelpers.tasks.prompts import PROMPTS
 
 def _estimator_row(value: Any) -> Any:
     """A name stands for its row of the table."""
-    if isinstance(value, str):
-        if value not in ESTIMATORS:
-            raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
-        return ESTIMATORS[value]
-    if not isinstance(value, Estimator):
+    row = ESTIMATORS.get(value) if isinstance(value, str) else value
+    if not isinstance(row, Estimator):
         raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
-    if ESTIMATORS.get(value.name, value) != value:
-        raise ValueError(f"the name {value.name!r} belongs to another row of the table; give yours its own")
-    return value
+    if ESTIMATORS.get(row.name, row) != row:
+        raise ValueError(f"the name {row.name!r} belongs to another row of the table; give yours its own")
+    return row
 
 
 def _plain(row: Estimator) -> dict[str, Any]:
