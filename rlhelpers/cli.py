@@ -20,6 +20,13 @@ def tiny(options: argparse.Namespace) -> None:
     make_tiny(options.folder)
 
 
+def exercises(options: argparse.Namespace) -> None:
+    from rlhelpers.workbook.exercises import write_exercises
+
+    files = write_exercises(options.folder)
+    print(f"{len(files)} notebooks without solutions are in {options.folder}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.  Returns 0, or 1 after saying in one line what is wrong."""
     parser = argparse.ArgumentParser(prog="rlhelpers", description="Tools beside the notebooks of the workbook.")
@@ -30,10 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = commands.add_parser("tiny", help="make the tiny base model and its problems again, from nothing")
     command.add_argument("--folder", help="where to write them (default: data/tiny)")
     command.set_defaults(run=tiny)
+    command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
+    command.add_argument("folder", help="where to write them")
+    command.set_defaults(run=exercises)
     options = parser.parse_args(arguments)
     try:
         options.run(options)
-    except (OSError, ValueError) as error:
+    except (ModuleNotFoundError, OSError, ValueError) as error:
         print(f"rlhelpers: {error}", file=sys.stderr)
         return 1
     return 0

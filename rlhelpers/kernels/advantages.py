@@ -45,12 +45,12 @@ def _column(grades: Sequence[Mapping[str, float]], part: str) -> Tensor:
 
 
 def group_mean(rewards: Tensor) -> Tensor:
-    """b(x_i) = mean_j r_ij.  (groups, G) -> (groups, 1)."""
+    """mu_i, the mean reward of group i (handout, eq. 29).  (groups, G) -> (groups, 1)."""
     return rewards.mean(dim=1, keepdim=True)
 
 
 def group_std(rewards: Tensor) -> Tensor:
-    """Standard deviation with n - 1, as torch computes it.  Undefined for G = 1."""
+    """std_i with n - 1, as torch computes it (handout, eq. 30 has n, and asks for torch.std).  Undefined for G = 1."""
     return rewards.std(dim=1, keepdim=True)
 
 
@@ -65,7 +65,7 @@ def compute_group_normalized_rewards(
     advantage_eps: float = 1e-6,
     advantage_normalizer: str | Baseline = "std",
 ) -> tuple[Tensor, dict[str, float]]:
-    """A_ij = (r_ij - b_i) / (s_i + eps), within each group of `group_size` responses to one prompt.
+    """A^(i,j) = (r(y^(i,j) | x^(i)) - b_i) / (s_i + eps), within each group of `group_size` = G responses to a prompt.
 
     GRPO: baseline "mean", normalizer "std" (arXiv:2402.03300).  Dr. GRPO: "mean", "none" (arXiv:2503.20783).
     RFT: "none", "none".  MaxRL: "mean", "mean".  Either may be a function of the grouped rewards (groups, G).

@@ -58,7 +58,7 @@ def score_batch(
     microbatch_size: int,
     temperature: float = 1.0,
 ) -> Tensor:
-    """log pi_old of a whole batch, (batch, length) float32, without gradient and dropout, in microbatches.
+    """log pi_0 of a whole batch, (batch, length) float32, without gradient and dropout, in microbatches.
 
     Call it once for each rollout batch, before the first update, with the weights that sampled.
     """

@@ -1,7 +1,7 @@
 """Policy-gradient losses per token, and their aggregation to one scalar.
 
-Notation of the handout: A_ij advantage, pi_theta policy, pi_old the policy that sampled,
-rho_ijt = pi_theta(o_ijt | ...) / pi_old(o_ijt | ...) importance ratio, eps clip range.  A loss is minus an objective.
+Notation of the handout: A advantage, pi_theta policy, pi_0 the policy that sampled, y_t a token of the response y,
+w_t = pi_theta(y_t | x, y_<t) / pi_0(y_t | x, y_<t) importance ratio, eps clip range.  A loss is minus an objective.
 """
 
 from collections.abc import Callable
@@ -28,9 +28,9 @@ def compute_policy_gradient_loss(
     cliprange: float | None = None,
     response_mask: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Per-token loss, minus the objective, by one of the methods below (handout, sections 4.2, 6 and eq. 57-60).
+    """Per-token loss, minus the objective, by one of the methods below (handout, eq. 32 and 56-63).
 
-    "none": on-policy, -A log pi.  "noclip": -A rho.  "grpo": -min(A rho, A clip(rho, 1-eps, 1+eps)).
+    "none": on-policy, -A log pi_theta.  "noclip": -A w.  "grpo": -min(A w, A clip(w, 1-eps, 1+eps)).
     "gspo" and "cispo": see their functions.  A function of the reader's own is taken too (`Reweighting`).
 
     raw_rewards_or_advantages: (batch,) or (batch, 1); policy_log_probs, old_log_probs, response_mask: (batch, length).
@@ -63,7 +63,7 @@ def on_policy(advantages, policy_log_probs, old_log_probs, cliprange, mask):
 
 
 def no_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
-    """-A rho: corrects each token for its own probability only.
+    """-A w: corrects each token for its own probability only (handout, eq. 56).
 
     The whole correction would be the product of all ratios of the response, whose variance explodes with length."""
     ratio = importance_ratio(policy_log_probs, old_log_probs, mask)
@@ -71,15 +71,15 @@ def no_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
 
 
 def token_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
-    """-min(A rho, A clip(rho, 1-eps, 1+eps)) per token (PPO, arXiv:1707.06347, eq. 7; GRPO)."""
+    """-min(A w, A clip(w, 1-eps, 1+eps)) per token (handout, eq. 57; PPO, arXiv:1707.06347, eq. 7)."""
     ratio = importance_ratio(policy_log_probs, old_log_probs, mask)
     return _clipped_surrogate(advantages, ratio, cliprange)
 
 
 def sequence_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
-    """The same with one ratio per response (GSPO, arXiv:2507.18071, eq. 5-7).
+    """The same with one ratio per response (handout, eq. 62-63; GSPO, arXiv:2507.18071, eq. 5-7).
 
-    s_ij = (pi_theta(o_ij) / pi_old(o_ij))^(1/|o_ij|) = exp(mean_t log rho_ijt): the geometric mean over response
+    s = (pi_theta(y | x) / pi_0(y | x))^(1 / len(y)) = exp(mean_t log w_t): the geometric mean over response
     tokens, computed in log space, where a long product neither over- nor underflows.
     """
     log_ratio = _log_ratio(policy_log_probs, old_log_probs, mask)
@@ -89,7 +89,7 @@ def sequence_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
 
 
 def weight_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
-    """-A sg(min(rho, 1+eps)) log pi_theta (CISPO, arXiv:2506.13585, eq. 4-5).
+    """-A sg(min(w, 1+eps)) log pi_theta (handout, eq. 61; CISPO, arXiv:2506.13585, eq. 4-5).
 
     The weight is a constant (sg: stop gradient) and only its upper side is bounded, so that every token keeps a
     gradient, the rare one that starts a new line of thought included.
@@ -108,7 +108,7 @@ REWEIGHTINGS: dict[str, Reweighting] = {
 
 
 def importance_ratio(policy_log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
-    """rho = pi_theta / pi_old per token; 1 where the mask is False.  Shapes (batch, length)."""
+    """w = pi_theta / pi_0 per token; 1 where the mask is False.  Shapes (batch, length)."""
     return _log_ratio(policy_log_probs, old_log_probs, mask).exp()
 
 

@@ -55,6 +55,7 @@ class RunConfig(BaseModel):
     min_tokens: int = Field(0, ge=0)
 
     estimator: EstimatorRow = ESTIMATORS["grpo"]
+    components: Literal["package", "mine"] = Field("package", description="mine: the train step saved by notebook 03")
     group_size: Count = 8
     rollout_batch_size: Count = 128
     train_batch_size: Count = 128

@@ -1,8 +1,9 @@
 """The loop: sync weights, sample, grade, step; validate and keep rollouts now and then."""
 
 import random
+import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +16,7 @@ from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
 from rlhelpers.rollouts import RolloutEngine, Sampling, TorchEngine
 from rlhelpers.tasks import Problem, Task, get_prompt, load_task
+from rlhelpers.training import components
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.evaluation import Sample, evaluate, flatten, rows_to_read, truncated_fraction
 from rlhelpers.training.policy import load_policy
@@ -31,8 +33,11 @@ def train(config: RunConfig) -> Path:
     """
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
     policy, tokenizer = load_policy(config.model, config.device)
-    run = Run(config, task, policy, tokenizer, TorchEngine(policy, tokenizer))
+    train_step = components.load_train_step(config.components)
+    run = Run(config, task, policy, tokenizer, TorchEngine(policy, tokenizer), train_step)
     with RunRecords(config) as records, Progress(config.num_rollout_steps) as progress:
+        if config.components == "mine":  # part of how the run was made
+            shutil.copy(components.FILE, records.folder)
         tracker = Tracker(config)
         try:
             run.train(records, progress, tracker)
@@ -47,8 +52,17 @@ def train(config: RunConfig) -> Path:
 class Run:
     """The moving parts of one run: policy, optimizer, engine, and the problems that fit the context."""
 
-    def __init__(self, config: RunConfig, task: Task, policy, tokenizer, engine: RolloutEngine):
+    def __init__(
+        self,
+        config: RunConfig,
+        task: Task,
+        policy,
+        tokenizer,
+        engine: RolloutEngine,
+        train_step: Callable = grpo_train_step,
+    ):
         self.config, self.policy, self.tokenizer, self.engine = config, policy, tokenizer, engine
+        self.train_step = train_step
         self.prompt = get_prompt(config.prompt)
         self.reward_fn = self.prompt.reward_fn(task.is_right)
         self.train_problems, self.too_long = self._that_fit(task.train)
@@ -78,8 +92,8 @@ class Run:
             if step > 0:
                 train_metrics, rows = self.step(step)
                 metrics |= train_metrics
-                has_learned |= metrics["pruned_fraction"] < 1
-                skipped += metrics["skipped_update"] * config.updates_per_step
+                has_learned |= metrics["grad_norm"] != 0
+                skipped += metrics.get("skipped_update", 0) * config.updates_per_step
                 if keep_rollouts:
                     records.write_rollouts(step, "train", rows)
             if is_last or step % config.eval_every == 0:
@@ -134,7 +148,7 @@ class Run:
 
     def _update(self, batch: Sequence[Sample], old_log_probs: torch.Tensor | None) -> dict[str, Any]:
         config = self.config
-        loss, metadata = grpo_train_step(
+        loss, metadata = self.train_step(
             self.policy,
             self.tokenizer,
             self.optimizer,

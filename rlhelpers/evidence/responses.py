@@ -1,0 +1,139 @@
+"""Responses as a table: read from a file, graded, counted, and held against a person's verdict."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rlhelpers.tasks.diagnosis import diagnose, is_right_in_substance
+from rlhelpers.tasks.grading import is_equal
+from rlhelpers.tasks.prompts import PROMPTS, get_prompt
+
+REQUIRED = {
+    "prompt": f"the prompt's name: {', '.join(PROMPTS)}",
+    "question": "the question, without the prompt around it",
+    "ground_truth": "the right answer, a short text such as 18",
+    "response": "what the model wrote, with its tags and its stop string",
+}
+OPTIONAL = {
+    "run": "the run that it belongs to; runs are counted apart",
+    "finish_reason": "stop or length",
+    "human": 'a person\'s verdict, {"verdict": "correct"}, "incorrect" or "ambiguous"',
+}
+FIELDS = REQUIRED | OPTIONAL
+"""The accepted fields of a line, and what they hold: texts, but for `human`.  Others are not read."""
+
+CATEGORIES = ("format 1, answer 1", "format 1, answer 0", "format 0, answer 0")
+"""The handout's three, (1) to (3).  There is no fourth: without the format no answer is found that could be right."""
+
+VERDICTS = ("correct", "incorrect", "ambiguous")
+
+
+def read_responses(path: str | Path) -> pd.DataFrame:
+    """The responses of a JSONL file, or of one that ends in .gz: one row per line, a column for each of FIELDS.
+
+    `run` is the file's name where a line has none; `finish_reason` and `human` (the verdict) are then None.
+    Raises FileNotFoundError, or ValueError naming file, line and the accepted fields.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"responses: got {str(path)!r}; there is no such file; {_accepted()}")
+    rows = []
+    try:
+        for number, line in enumerate(_lines(path), start=1):
+            if line.strip():
+                rows.append(_read_row(path, number, line))
+    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}, line {len(rows) + 1}: {error}; {_accepted()}") from error
+    if not rows:
+        raise ValueError(f"{path}: no line; {_accepted()}")
+    return pd.DataFrame(rows, columns=list(FIELDS), dtype=object)  # so that None stays None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, mode="rt", encoding="utf-8") as lines:
+        yield from lines
+
+
+def _read_row(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict):
+            raise ValueError(f"got {line.strip()[:40]!r}, which is no JSON object")
+        return _checked(row) | {"run": row.get("run", path.name.partition(".")[0])}
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}: {error}; {_accepted()}") from error
+
+
+def _checked(row: dict[str, Any]) -> dict[str, Any]:
+    for name in REQUIRED:
+        if not isinstance(row.get(name), str):
+            raise ValueError(f"{name}: got {row[name]!r}" if name in row else f"the field {name} is missing")
+    get_prompt(row["prompt"])
+    is_equal("", row["ground_truth"])  # raises for a ground truth that no answer can meet
+    human = row.get("human")
+    verdict = human.get("verdict") if isinstance(human, dict) else human
+    if verdict is not None and verdict not in VERDICTS:
+        raise ValueError(f"human: got {human!r}")
+    return {name: row.get(name) for name in FIELDS} | {"human": verdict}
+
+
+def _accepted() -> str:
+    return (
+        f"accepted is one JSON object a line with the fields {', '.join(REQUIRED)} (texts) and, optionally, "
+        f"{', '.join(OPTIONAL)}"
+    )
+
+
+def grade_responses(table: pd.DataFrame, is_right: Callable[[str, str], bool] = is_equal) -> pd.DataFrame:
+    """The table with four more columns: `reward` (0.0 or 1.0), `category` (one of CATEGORIES), `reason`
+    (`diagnose`), and `in_substance` (`is_right_in_substance`, whatever the grader says)."""
+    grades = []
+    for row in table.itertuples():
+        grade = get_prompt(row.prompt).reward_fn(is_right)(row.response, row.ground_truth)
+        grades.append(
+            {
+                "reward": grade["reward"],
+                "category": f"format {grade['format_reward']:.0f}, answer {grade['answer_reward']:.0f}",
+                "reason": diagnose(row.response, row.prompt, row.ground_truth, is_right),
+                "in_substance": is_right_in_substance(row.response, row.ground_truth),
+            }
+        )
+    return table.join(pd.DataFrame(grades, index=table.index))
+
+
+def category_counts(graded: pd.DataFrame) -> pd.DataFrame:
+    """Responses per run and prompt (rows) and category (columns, all of CATEGORIES)."""
+    counts = pd.crosstab([graded.run, graded.prompt], graded.category)
+    return counts.reindex(columns=[*CATEGORIES, *sorted(set(counts.columns) - set(CATEGORIES))], fill_value=0)
+
+
+def draw_examples(graded: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
+    """`count` rows at random, runs and prompts in turn as far as each has any; fewer rows come back all."""
+    shuffled = graded.sample(frac=1, random_state=seed)
+    turn = shuffled.groupby(["run", "prompt"]).cumcount()
+    return shuffled.loc[turn.sort_values(kind="stable").index[:count]]
+
+
+def agreement(rule: pd.Series, verdicts: pd.Series) -> dict[str, float]:
+    """A rule's yes or no against a person's `verdicts` (True, False, or missing; missing ones are left out).
+
+    `precision` is the share of the rule's yes that the person confirms, `recall` the share of the person's yes that
+    the rule finds; nan where there is no such case.
+    """
+    judged = verdicts.notna()
+    rule, truth = rule[judged].astype(bool), verdicts[judged].astype(bool)
+    both = int((rule & truth).sum())
+    return {
+        "judged": int(judged.sum()),
+        "right": int(truth.sum()),
+        "rule says right": int(rule.sum()),
+        "both": both,
+        "precision": both / int(rule.sum()) if rule.any() else float("nan"),
+        "recall": both / int(truth.sum()) if truth.any() else float("nan"),
+    }

@@ -1,0 +1,68 @@
+"""Many finished runs as tables: which there are, those that may be compared, and one metric of all of them."""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from rlhelpers import paths
+from rlhelpers.evidence.runs import read_metrics
+
+# Settings that say where a run lies, how it was computed and what it left, and nothing about what was computed.
+NO_MATTER = {"experiment", "variant", "seed", "device", "gradient_accumulation_steps", "rollouts_every", "tracker"}
+
+
+def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
+    """The complete runs of some experiments, one row each: the settings of config.yaml, `estimator` as its name and
+    `row` as the whole of it, `minutes` of wall clock, and `folder`.
+
+    Read from data/results, which is committed, and from data/runs; of two runs with the same experiment, variant and
+    seed the one in data/runs counts.
+    """
+    found = {}
+    for root in (paths.RESULTS,) if committed_only else (paths.RESULTS, paths.RUNS):
+        for experiment in experiments:
+            for file in sorted((root / experiment).glob("*/seed=*/run.json")):
+                about = json.loads(file.read_text(encoding="utf-8"))
+                if about["status"] == "complete" and ".earlier-" not in file.parent.name:
+                    found[file.parent.relative_to(root)] = _describe(file.parent)
+    return pd.DataFrame(found.values())
+
+
+def _describe(folder: Path) -> dict[str, Any]:
+    settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    row = settings.pop("estimator")
+    minutes = read_metrics(folder)["seconds"].sum() / 60
+    return settings | {"estimator": row["name"], "row": row, "minutes": minutes, "folder": folder}
+
+
+def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], but: Collection[str]) -> pd.DataFrame:
+    """The runs that agree with `settings` in all that matters, but for the settings named in `but`."""
+    wanted = {"row" if name == "estimator" else name: value for name, value in settings.items() if name not in but}
+    names = (wanted.keys() - NO_MATTER) & set(runs.columns)
+    agree = [all(_is_missing(run[n]) or run[n] == wanted[n] for n in names) for run in runs.to_dict("records")]
+    return runs[agree]
+
+
+def _is_missing(value: Any) -> bool:
+    """A setting that is newer than the run, and had no effect on it."""
+    return isinstance(value, float) and value != value
+
+
+def read_curves(runs: pd.DataFrame, metric: str, by: str) -> pd.DataFrame:
+    """One metric of all runs: a row for each step that has it, a column (value of `by`, seed) for each run.
+
+    Raises ValueError when two runs would share a column: they differ in something that `by` does not tell.
+    """
+    columns = {}
+    for run in runs.itertuples():
+        column = getattr(run, by), run.seed
+        if column in columns:
+            raise ValueError(f"by: two runs have {by}={column[0]!r} and seed {column[1]}; {run.folder} is one of them")
+        columns[column] = read_metrics(run.folder).get(metric, pd.Series(dtype=float))
+    table = pd.DataFrame(columns)
+    table.columns = pd.MultiIndex.from_tuples(columns, names=[by, "seed"])
+    return table.dropna(how="all").sort_index(axis=1)

@@ -1,0 +1,1 @@
+"""What estimators do, three ways: derived (symbolic), summed over all cases (enumeration), sampled (montecarlo)."""

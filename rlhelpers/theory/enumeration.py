@@ -1,0 +1,231 @@
+"""A language model small enough to list every response: expectations are sums, and gradients come from autograd.
+
+Nothing here is sampled.  What is claimed of an estimator is claimed of the code that trains, so groups go through the
+kernels themselves.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlhelpers.kernels import (
+    aggregate_loss_across_microbatch,
+    compute_group_normalized_rewards,
+    compute_policy_gradient_loss,
+)
+from rlhelpers.kernels.estimator import Estimator
+
+MAX_CASES = 1_000_000
+
+
+class TabularPolicy:
+    """A categorical language model with its own logits for every prefix (handout, eq. 2).
+
+    `theta`: (prefixes, V) float64, a leaf that requires grad.  `tokens`: (N, T) int64, all N responses of at most T
+    tokens, in order; `mask`: (N, T) bool, True at the tokens of the response.  With an end token, a response ends at
+    its first one (which counts), and what stands behind it is padding; without, every response has T tokens.
+
+    `theta` may be given; it is drawn from a normal distribution with the seed otherwise.
+    Raises ValueError when the sizes are not positive, the end token is not in the vocabulary, or theta does not fit.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        steps: int,
+        end_token: int | None = None,
+        theta: Tensor | None = None,
+        seed: int = 0,
+    ):
+        if vocabulary < 2 or steps < 1:
+            raise ValueError(f"vocabulary, steps: got {vocabulary}, {steps}; accepted are at least 2 and at least 1")
+        if end_token is not None and not 0 <= end_token < vocabulary:
+            raise ValueError(f"end_token: got {end_token}; accepted is None or 0 to {vocabulary - 1}")
+        shape = ((vocabulary**steps - 1) // (vocabulary - 1), vocabulary)
+        if theta is None:
+            theta = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        if theta.shape != shape or theta.dtype != torch.float64:
+            raise ValueError(
+                f"theta: got {theta.dtype} {tuple(theta.shape)}; accepted is float64 (prefixes, V) = {shape}"
+            )
+        self.theta = theta.detach().clone().requires_grad_()
+        self.tokens, self.mask = _all_responses(vocabulary, steps, end_token)
+        self._prefix_rows = _prefix_rows(self.tokens, vocabulary)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(N,) int64."""
+        return self.mask.sum(dim=1)
+
+    def token_log_probs(self, theta: Tensor | None = None) -> Tensor:
+        """log pi(y_t | y_<t), (N, T) with gradient; 0 at padding."""
+        distributions = torch.log_softmax(self.theta if theta is None else theta, dim=-1)
+        return torch.where(self.mask, distributions[self._prefix_rows, self.tokens], 0.0)
+
+    def probabilities(self) -> Tensor:
+        """pi(y) of every response, (N,) with gradient; they sum to 1."""
+        return self.token_log_probs().sum(dim=1).exp()
+
+    def token_scores(self) -> Tensor:
+        """grad log pi(y_t | y_<t), (N, T, parameters), by autograd; 0 at padding."""
+        return torch.func.jacrev(self.token_log_probs)(self.theta.detach()).flatten(2)
+
+    def scores(self) -> Tensor:
+        """grad log pi(y), (N, parameters)."""
+        return self.token_scores().sum(dim=1)
+
+    def gradient(self, objective: Tensor) -> Tensor:
+        """d objective / d theta, (parameters,), of a scalar that was computed from this policy."""
+        return torch.autograd.grad(objective, self.theta)[0].flatten()
+
+    def policy_gradient(self, rewards: Tensor) -> Tensor:
+        """The exact grad J = grad sum_y pi(y) r(y), (parameters,) (handout, eq. 11)."""
+        return self.gradient(self.probabilities() @ rewards)
+
+
+def _all_responses(vocabulary: int, steps: int, end_token: int | None) -> tuple[Tensor, Tensor]:
+    if vocabulary**steps > MAX_CASES:
+        raise ValueError(f"vocabulary, steps: {vocabulary}^{steps} responses; accepted are at most {MAX_CASES:,}")
+    tokens = torch.cartesian_prod(*[torch.arange(vocabulary)] * steps).reshape(-1, steps)
+    if end_token is None:
+        return tokens, torch.ones_like(tokens, dtype=torch.bool)
+    is_end = tokens == end_token
+    ended_before = (is_end.cumsum(dim=1) - is_end.long()) > 0
+    # One row for each response: padding is written as the end token.
+    once = (~ended_before | is_end).all(dim=1)
+    return tokens[once], ~ended_before[once]
+
+
+def _prefix_rows(tokens: Tensor, vocabulary: int) -> Tensor:
+    """The row of theta for each position, (N, T): prefixes by length, then as numbers in base V."""
+    rows, number, first = [], torch.zeros(len(tokens), dtype=torch.long), 0
+    for t in range(tokens.shape[1]):
+        rows.append(first + number)
+        first += vocabulary**t
+        number = number * vocabulary + tokens[:, t]
+    return torch.stack(rows, dim=1)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Of a random vector: its mean, (parameters,), and the sum of the variances of its components."""
+
+    mean: Tensor
+    total_variance: float
+
+
+def moments(probabilities: Tensor, estimates: Tensor) -> Moments:
+    """Exact moments of an estimator that takes the value estimates[c], (cases, parameters), in case c."""
+    probabilities = probabilities.detach()
+    mean = probabilities @ estimates
+    return Moments(mean, (probabilities @ (estimates - mean).square().sum(dim=1)).item())
+
+
+def optimal_baseline(probabilities: Tensor, rewards: Tensor, scores: Tensor) -> float:
+    """b* = E[r |score|^2] / E[|score|^2], the constant baseline with the least total variance.
+
+    probabilities, rewards: (N,); scores: (N, parameters).  The total variance of (r - b) score is quadratic in b,
+    E[(r - b)^2 |score|^2] - |grad J|^2, and b* is where its derivative vanishes.
+    """
+    weights = probabilities.detach() * scores.square().sum(dim=1)
+    return (weights @ rewards / weights.sum()).item()
+
+
+def all_groups(policy: TabularPolicy, group_size: int) -> tuple[Tensor, Tensor]:
+    """Every group of `group_size` independent responses: their rows, (N^G, G) int64, and probabilities, (N^G,).
+
+    Raises ValueError when there are more than a million.
+    """
+    responses = len(policy.tokens)
+    if responses**group_size > MAX_CASES:
+        raise ValueError(f"group_size: {responses}^{group_size} groups; accepted are at most {MAX_CASES:,}")
+    groups = torch.cartesian_prod(*[torch.arange(responses)] * group_size).reshape(-1, group_size)
+    return groups, policy.probabilities().detach()[groups].prod(dim=1)
+
+
+def group_estimates(
+    policy: TabularPolicy, rewards: Tensor, groups: Tensor, advantage: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """(1/G) sum_j A_j grad log pi(y_j) of every group, (groups, parameters) (handout, eq. 20 and 25 for one prompt).
+
+    `advantage` maps the rewards of all groups, (groups, G), to advantages of the same shape.
+    """
+    weights = advantage(rewards[groups])
+    return torch.einsum("gj,gjd->gd", weights, policy.scores()[groups]) / groups.shape[1]
+
+
+def kernel_advantage(baseline: str, advantage_normalizer: str, eps: float = 1e-6) -> Callable[[Tensor], Tensor]:
+    """compute_group_normalized_rewards as an `advantage` of group_estimates."""
+
+    def advantage(grouped: Tensor) -> Tensor:
+        flat, _ = compute_group_normalized_rewards(
+            grouped.reshape(-1), grouped.shape[1], baseline, eps, advantage_normalizer
+        )
+        return flat.reshape(grouped.shape)
+
+    return advantage
+
+
+def leave_one_out(grouped: Tensor) -> Tensor:
+    """r_j minus the mean of the other rewards of its group, (groups, G) -> (groups, G): RLOO (arXiv:2402.14740)."""
+    size = grouped.shape[1]
+    return grouped - (grouped.sum(dim=1, keepdim=True) - grouped) / (size - 1)
+
+
+def expected_update(
+    policy: TabularPolicy,
+    rewards: Tensor,
+    group_size: int,
+    estimator: Estimator,
+    sampled_from: TabularPolicy | None = None,
+) -> Tensor:
+    """The expectation, over all groups, of minus the gradient of the loss that the kernels compute, (parameters,).
+
+    For one prompt and Z = G.  Responses come from `sampled_from`, the policy itself where it is None.  Every loss of
+    the table is proportional to the advantages, so weighting a group's advantages by its probability and taking one
+    gradient of all groups together gives the expectation.
+    """
+    old = policy if sampled_from is None else sampled_from
+    groups, chance = all_groups(old, group_size)
+    rows = groups.reshape(-1)
+    advantages = kernel_advantage(estimator.baseline, estimator.advantage_normalizer, estimator.advantage_eps)(
+        rewards[groups]
+    )
+    loss, _ = compute_policy_gradient_loss(
+        (advantages * chance[:, None] * len(groups)).reshape(-1),
+        policy.token_log_probs()[rows],
+        estimator.importance_reweighting_method,
+        old.token_log_probs().detach()[rows],
+        estimator.cliprange,
+        policy.mask[rows],
+    )
+    loss = aggregate_loss_across_microbatch(loss, policy.mask[rows], estimator.loss_normalization, float(len(rows)))
+    return policy.gradient(-loss)
+
+
+def surrogate(policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
+    """sum over blocks of E[r(y)], a scalar with gradient: y's tokens at the block's positions come from `policy`, all
+    others from `old` (handout, eq. 50-51, where every block is one token)."""
+    new_log_probs, old_log_probs = policy.token_log_probs(), old.token_log_probs().detach()
+    values = []
+    for block in blocks:
+        from_new = torch.zeros(new_log_probs.shape[1], dtype=torch.bool)
+        from_new[list(block)] = True
+        values.append(torch.where(from_new, new_log_probs, old_log_probs).sum(dim=1).exp() @ rewards)
+    return torch.stack(values).sum()
+
+
+def block_estimates(
+    policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks: Sequence[Sequence[int]]
+) -> Tensor:
+    """r(y) sum_blocks w_block grad log pi(block) of every response, (N, parameters), to be averaged under `old`.
+
+    w_block is the block's importance weight: eq. 48 with a block for each token, 49 with one for the whole response,
+    55 with pairs.
+    """
+    scores = policy.token_scores()
+    log_ratios = (policy.token_log_probs() - old.token_log_probs()).detach()
+    weighted = [log_ratios[:, b].sum(dim=1).exp()[:, None] * scores[:, b].sum(dim=1) for b in map(list, blocks)]
+    return rewards[:, None] * torch.stack(weighted).sum(dim=0)

@@ -1,0 +1,100 @@
+"""Estimates from samples, with an interval; and the line that holds derivation, enumeration and sampling together."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import t
+from torch import Tensor
+
+# At 95% one interval in twenty misses by chance.  A notebook holds dozens to their promise at once, so it takes a level
+# at which all of them nearly always keep it.
+LEVEL = 0.9999
+EXACT = 1e-12
+
+
+class DisagreementError(AssertionError):
+    """Closed form, enumeration and Monte Carlo do not say the same."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate from independent samples, and how far off it may be at confidence `level`."""
+
+    value: float
+    half_width: float
+    samples: int
+    level: float = LEVEL
+
+    @property
+    def low(self) -> float:
+        return self.value - self.half_width
+
+    @property
+    def high(self) -> float:
+        return self.value + self.half_width
+
+    def covers(self, truth: float) -> bool:
+        """The last bits do not count: where nothing varies, the interval is a point."""
+        slack = EXACT * max(1.0, abs(truth))
+        return self.low - slack <= truth <= self.high + slack
+
+
+def draw(probabilities: Tensor, shape: int | tuple[int, ...], seed: int) -> Tensor:
+    """Independent draws of 0 to N - 1 with these probabilities, (N,), as int64 of the given shape."""
+    chances = probabilities.detach().double().numpy()
+    drawn = np.random.default_rng(seed).choice(len(chances), size=shape, p=chances / chances.sum())
+    return torch.from_numpy(drawn)
+
+
+def mean_interval(samples: Tensor | np.ndarray, level: float = LEVEL) -> Interval:
+    """Mean of independent samples, (n,), and Student's t interval: mean +- t std / sqrt(n).
+
+    Samples that share something, such as responses of one group, are not independent: average them first.  The
+    interval trusts that the samples show the spread they are drawn from; a heavy tail that none of them reached makes
+    it too narrow, and nothing in it says so.  Raises ValueError with fewer than 2 samples or a level outside (0, 1).
+    """
+    samples = np.asarray(samples, dtype=np.float64)
+    if samples.ndim != 1 or len(samples) < 2:
+        raise ValueError(f"samples: got shape {samples.shape}; accepted is (n,) with n at least 2")
+    if not 0 < level < 1:
+        raise ValueError(f"level: got {level!r}; accepted is a number between 0 and 1")
+    n = len(samples)
+    quantile = t.ppf((1 + level) / 2, n - 1)
+    return Interval(float(samples.mean()), float(quantile * samples.std(ddof=1) / math.sqrt(n)), n, level)
+
+
+def variance_interval(samples: Tensor | np.ndarray, level: float = LEVEL) -> Interval:
+    """Variance of independent samples, (n,), or the sum of their components' variances, (n, D), with its interval.
+
+    The variance is the mean of the squared deviations, and so is the interval; right for large n.
+    """
+    samples = np.asarray(samples, dtype=np.float64)
+    n = len(samples)
+    deviations = np.square(samples - samples.mean(axis=0)).reshape(n, -1).sum(axis=1)
+    return mean_interval(deviations * n / (n - 1), level)
+
+
+def three_ways(name: str, closed: float, enumerated: float, sampled: Interval) -> None:
+    """Print one line: closed form, enumeration, Monte Carlo with its interval.
+
+    Raises DisagreementError, with the same line, when the first two differ by more than 1e-12 (relative to the larger
+    of them and 1) or the interval does not cover the closed form.
+    """
+    closed, enumerated = float(closed), float(enumerated)
+    same = math.isclose(closed, enumerated, rel_tol=EXACT, abs_tol=EXACT)
+    inside = sampled.covers(closed)
+    line = (
+        f"{name}: closed {_short(closed)}  "
+        f"enumerated {_short(enumerated)} ({'exact to 1e-12' if same else 'DIFFERS'})  "
+        f"Monte Carlo {_short(sampled.value)} +- {_short(sampled.half_width, 1)} ({'inside' if inside else 'OUTSIDE'})"
+    )
+    if not (same and inside):
+        raise DisagreementError(line)
+    print(line)
+
+
+def _short(number: float, digits: int = 4) -> str:
+    """Without the bits in which two machines may differ: they could decide how 0.0091125 is rounded."""
+    return f"{round(number, 12) + 0.0:.{digits}g}"

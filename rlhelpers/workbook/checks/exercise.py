@@ -1,0 +1,130 @@
+"""An exercise: a function for the reader to write, and what is true of it.
+
+Every property is put as inputs, from small to large, on which a function that lacks it differs from one that has it.
+So one rule judges them all: on each input, the reader's function must give what the reference gives.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhelpers.workbook.checks.values import agree, show
+
+Inputs = Callable[[], Iterable[dict[str, Any]]]
+"""Makes keyword arguments, the smallest first."""
+
+
+@dataclass(frozen=True)
+class Property:
+    """A sentence that is true of the function, and the inputs that would show it false."""
+
+    statement: str
+    inputs: Inputs
+
+
+def call(function: Callable, inputs: dict[str, Any]) -> Any:
+    return function(**inputs)
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """Calling it with the reader's function prints the report; `repairs` judges the mending of a silent bug.
+
+    `observe(function, inputs)` is what two functions are compared by: their value, unless the exercise says more, such
+    as a gradient.  `mistakes` are usual wrong functions, each under the sentence that names it: where the reader's
+    function gives what one of them gives, the report says so.  The reference is never shown.
+    """
+
+    name: str
+    reference: Callable
+    properties: tuple[Property, ...]
+    mistakes: Mapping[str, Callable] = field(default_factory=dict)
+    observe: Callable[[Callable, dict[str, Any]], Any] = call
+
+    def __call__(self, function: Callable) -> float:
+        """Print one line per property.  Returns the share that holds, which nbgrader reads as partial credit."""
+        if not self._is_written(function):
+            print(f"{self.name}: not written yet")
+            return 0.0
+        print(self.name)
+        held = [self._report(function, prop) for prop in self.properties]
+        return sum(held) / len(held)
+
+    def repairs(self, buggy: Callable, function: Callable) -> float:
+        """The same for the repair of `buggy`, which runs without an error and is wrong; at the end, the smallest input
+        that shows the bug, as the reader's own test would."""
+        share = self(function)
+        if share == 1:
+            prop, inputs, wanted, got = next(filter(None, (self._first_failure(buggy, p) for p in self.properties)))
+            print(f"The bug is found: {prop.statement}; on")
+            _show_inputs(inputs)
+            print(f"      it gives {show(got)}, and yours {show(wanted)}.")
+        return share
+
+    def _is_written(self, function: Callable) -> bool:
+        """A stub raises NotImplementedError or returns nothing."""
+        inputs = next(iter(self.properties[0].inputs()))
+        try:
+            return self.observe(function, copy.deepcopy(inputs)) is not None
+        except NotImplementedError:
+            return False
+        except Exception:
+            return True  # written, and reported with its input
+
+    def _report(self, function: Callable, prop: Property) -> bool:
+        failure = self._first_failure(function, prop)
+        if failure is None:
+            print(f"  holds  {prop.statement}")
+            return True
+        _, inputs, wanted, got = failure
+        print(f"  FAILS  {prop.statement}")
+        _show_inputs(inputs)
+        print(f"      wanted  {show(wanted)}")
+        print(f"      got     {show(got)}")
+        if name := self._recognise(function, prop):
+            print(f"      This is what comes of {name}.")
+        return False
+
+    def _first_failure(self, function: Callable, prop: Property) -> tuple[Property, dict, Any, Any] | None:
+        for inputs in prop.inputs():
+            wanted, got = self._observed(self.reference, inputs), self._observed(function, inputs)
+            if not agree(got, wanted):
+                return prop, inputs, wanted, got
+        return None
+
+    def _recognise(self, function: Callable, prop: Property) -> str | None:
+        """The mistake that gives what the function gives on all inputs of the property, and on most of all others."""
+
+        def shared(name: str, properties: Iterable[Property]) -> list[bool]:
+            mistake = self.mistakes[name]
+            return [self._gives_the_same(function, mistake, inputs) for p in properties for inputs in p.inputs()]
+
+        alike = [name for name in self.mistakes if all(shared(name, [prop]))]
+        return max(alike, key=lambda name: sum(shared(name, self.properties)), default=None)
+
+    def _gives_the_same(self, function: Callable, mistake: Callable, inputs: dict) -> bool:
+        result = self._observed(mistake, inputs)
+        return not isinstance(result, Raised) and agree(self._observed(function, inputs), result)
+
+    def _observed(self, function: Callable, inputs: dict[str, Any]) -> Any:
+        """On copies, so that a function that changes its arguments changes no other's."""
+        try:
+            return self.observe(function, copy.deepcopy(inputs))
+        except Exception as error:  # the reader's code may raise anything; it is shown as what was got
+            return Raised(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What a function gave instead of a value.  All errors agree: which one is raised is not part of an exercise."""
+
+    error: str = field(compare=False)
+
+    def __repr__(self) -> str:
+        return f"an error, {self.error}"
+
+
+def _show_inputs(inputs: dict[str, Any]) -> None:
+    for name, value in inputs.items():
+        print(f"      {name} = {show(value)}")
