@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlhelpers import paths
-from rlhelpers.evidence.figures import DIAGNOSTICS, diagnostics, learning_curves, save_figure
+from rlhelpers.evidence.figures import DIAGNOSTICS, diagnostics, learning_curves, save_figure, save_for_writeup
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
 
 
@@ -66,3 +66,8 @@ def test_a_figure_goes_to_the_run_and_to_figures(folder):
         paths.FIGURES / "experiment/grpo/seed=0/learning_curves.png",
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+def test_figures_of_many_runs_go_to_the_figures_folder(folder):
+    file = save_for_writeup(learning_curves(read_metrics(folder), "title"), "05_comparison")
+    assert file == paths.FIGURES / "05_comparison.png" and file.read_bytes().startswith(b"\x89PNG")

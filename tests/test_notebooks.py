@@ -19,7 +19,7 @@ SMALL = ["-p", "quick", "True", "-p", "n_val_examples", "4", "-p", "max_tokens",
 
 def execute(tmp_path, *arguments, notebook="04_grpo.ipynb", cwd=None):
     """Run papermill with runs and figures under tmp_path; returns the finished process and the executed notebook."""
-    for name in ("tiny", "gsm8k"):
+    for name in ("tiny", "results", "gsm8k"):
         if (paths.DATA / name).exists() and not (tmp_path / "data" / name).exists():
             (tmp_path / "data").mkdir(exist_ok=True)
             (tmp_path / "data" / name).symlink_to(paths.DATA / name)
@@ -52,8 +52,9 @@ def test_form(file):
     assert not any(path in text for path in ("/home/", "/root/", "/Users/", "/tmp/", str(paths.ROOT)))
 
 
-def test_every_parameter_is_a_setting_and_is_explained():
-    notebook = nbformat.read(paths.ROOT / "notebooks/04_grpo.ipynb", as_version=4)
+@pytest.mark.parametrize("name", ["04_grpo", "05_variants", "06_off_policy", "07_your_own_estimator"])
+def test_every_parameter_is_a_setting_and_is_explained(name):
+    notebook = nbformat.read(paths.ROOT / f"notebooks/{name}.ipynb", as_version=4)
     source = next(cell.source for cell in notebook.cells if "parameters" in cell.metadata.get("tags", []))
     lines = source.splitlines()[1:]
     assert {line.split(":")[0] for line in lines} == set(RunConfig.model_fields) | {"preset", "quick"}
@@ -71,7 +72,7 @@ def test_a_quick_run_from_another_directory(tmp_path):
     text = output.read_text(encoding="utf-8")
     assert "step 2/2" in text
     shown = [o for cell in nbformat.reads(text, as_version=4).cells for o in cell.get("outputs", []) if "data" in o]
-    assert sum("image/png" in output.data for output in shown) == 2
+    assert sum("image/png" in output.data for output in shown) == 6  # two of this run, four of the committed ones
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,20 @@ def test_gsm8k_runs_and_says_that_the_tiny_model_earns_nothing(tmp_path):
     assert result.returncode == 0, result.stderr[-2000:]
     text = output.read_text(encoding="utf-8")
     assert "step 2/2" in text and "In no group did the rewards differ" in text
+
+
+def test_the_readers_own_components_train(tmp_path):
+    """03 saves its functions in the working directory; 04 started there trains with them, as with the package's."""
+    result, _ = execute(tmp_path, notebook="03_grpo_components.ipynb")
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert (tmp_path / "my_components.py").is_file()
+    rewards = {}
+    for components in ("mine", "package"):
+        result, _ = execute(tmp_path, *SMALL, "-p", "components", components, "-p", "variant", components)
+        assert result.returncode == 0, result.stderr[-2000:]
+        folder = tmp_path / f"data/runs/quick/{components}/seed=0"
+        assert (folder / "my_components.py").exists() == (components == "mine")
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+        rewards[components] = [(row.get("reward"), row.get("val_reward"), row.get("grad_norm")) for row in rows]
+    assert rewards["mine"][1] == pytest.approx(rewards["package"][1], rel=1e-4)
+    assert rewards["mine"][1][2] > 0

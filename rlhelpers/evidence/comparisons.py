@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rlhelpers.evidence.figures import COLOURS, house_style
+from rlhelpers.evidence.figures import COLOURS, house_style, not_measured
 from rlhelpers.evidence.results import read_curves
 from rlhelpers.evidence.statistics import has_collapsed, t_interval
 
@@ -37,11 +37,12 @@ def compare_curves(runs: pd.DataFrame, metrics: Sequence[str], by: str, title: s
         )
         for axes, metric in zip(panels.flat, metrics, strict=False):
             curves = read_curves(runs, metric, by)
+            axes.set(title=METRICS[metric][0], ylabel=METRICS[metric][1])
+            if curves.empty:
+                not_measured(axes)
+                continue
             for i, name in enumerate(_in_order(runs[by])):
-                if name in curves:
-                    _seeds(axes, curves[name], str(name), COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS)])
-            heading, unit = METRICS[metric]
-            axes.set(title=heading, ylabel=unit)
+                _seeds(axes, curves[name], str(name), COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS)])
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
         for axes in list(panels.flat)[len(metrics) :]:
             axes.set_visible(False)
@@ -58,8 +59,7 @@ def _seeds(axes: Axes, curves: pd.DataFrame, name: str, colour: str, line: str) 
     curves = curves.dropna(how="all")
     axes.plot(curves, color=colour, linewidth=0.7, alpha=0.5, linestyle=line)
     n = curves.shape[1]
-    label = f"{name}, {n} seed{'s' if n > 1 else ''}"
-    axes.plot(curves.mean(axis=1), color=colour, linewidth=2, linestyle=line, label=label)
+    axes.plot(curves.mean(axis=1), color=colour, linewidth=2, linestyle=line, label=f"{name}, {_seed_count(n)}")
     if n > 1:
         intervals = [t_interval(row.dropna()) for _, row in curves.iterrows()]
         axes.fill_between(
@@ -87,7 +87,7 @@ def compare_finals(finals: pd.DataFrame, curves: pd.DataFrame, label: str, title
         axes.plot([], [], "o", color=COLOURS[0], label="a seed")
         axes.plot([], [], "x", color=COLOURS[0], label="a seed that collapsed")
         axes.plot([], [], "s", color=COLOURS[1], label="mean, 95 % t-interval")
-        axes.set_xticks(range(len(methods)), [f"{m}\n{finals[m].count()} seeds" for m in methods])
+        axes.set_xticks(range(len(methods)), [f"{m}\n{_seed_count(finals[m].count())}" for m in methods])
         axes.set(xlabel=label, ylabel="final validation reward", ylim=(-0.02, 1.02), title=title)
         axes.legend(fontsize="small", loc="lower left")
     return figure
@@ -107,6 +107,10 @@ def table_of_finals(finals: pd.DataFrame, label: str) -> pd.DataFrame:
             "seeds": interval.n,
         }
     return pd.DataFrame(rows).T.rename_axis(label).sort_values("mean", ascending=False)
+
+
+def _seed_count(n: int) -> str:
+    return f"{n} seed" if n == 1 else f"{n} seeds"
 
 
 def _in_order(values) -> list:

@@ -89,10 +89,22 @@ def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:
     return files
 
 
+def save_for_writeup(figure: Figure, name: str) -> Path:
+    """Write a figure of many runs to `figures/`, where it is committed; returns its path."""
+    paths.FIGURES.mkdir(parents=True, exist_ok=True)
+    figure.savefig(paths.FIGURES / f"{name}.png", dpi=120)
+    return paths.FIGURES / f"{name}.png"
+
+
 def _line(axes: Axes, metrics: pd.DataFrame, name: str, label: str, **style) -> None:
     """One metric against the step; steps that do not have it are left out, as is a metric that no step has."""
     if name in metrics and metrics[name].notna().any():
         axes.plot(metrics[name].dropna(), label=label, **style)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     else:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="grey")
+        not_measured(axes)
+
+
+def not_measured(axes: Axes) -> None:
+    """What an empty panel says."""
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color="grey")

@@ -20,7 +20,7 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
     `row` as the whole of it, `minutes` of wall clock, and `folder`.
 
     Read from data/results, which is committed, and from data/runs; of two runs with the same experiment, variant and
-    seed the one in data/runs counts.
+    seed the one in data/runs counts.  Raises FileNotFoundError where there is none.
     """
     found = {}
     for root in (paths.RESULTS,) if committed_only else (paths.RESULTS, paths.RUNS):
@@ -29,6 +29,9 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
                 about = json.loads(file.read_text(encoding="utf-8"))
                 if about["status"] == "complete" and ".earlier-" not in file.parent.name:
                     found[file.parent.relative_to(root)] = _describe(file.parent)
+    if not found:
+        names = ", ".join(experiments)
+        raise FileNotFoundError(f"no complete run of {names} in data/results or data/runs; the notebooks make them")
     return pd.DataFrame(found.values())
 
 

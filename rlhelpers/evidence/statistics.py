@@ -60,6 +60,6 @@ def verdict(finals: pd.DataFrame, method: str, baseline: str) -> str:
 
 
 def has_collapsed(curve: pd.Series) -> bool:
-    """The final score is below half of the best validation: it had learned, and lost it."""
+    """The final score is below half of the best validation, the one before training included."""
     curve = curve.dropna()
     return bool(curve.tail(FINAL).mean() < curve.max() / 2)

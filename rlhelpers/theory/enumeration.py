@@ -183,9 +183,9 @@ def expected_update(
 ) -> Tensor:
     """The expectation, over all groups, of minus the gradient of the loss that the kernels compute, (parameters,).
 
-    For one prompt and Z = G.  Responses come from `sampled_from`, the policy itself where it is None.  Every loss of
-    the table is proportional to the advantages, so weighting a group's advantages by its probability and taking one
-    gradient of all groups together gives the expectation.
+    For one prompt and Z = G.  Responses come from `sampled_from`, the policy itself where it is None.  A positive
+    factor of an advantage is a factor of its loss, in every method of the table; so a group's advantages are weighted
+    by its probability, and one gradient of all groups together is the expectation.
     """
     old = policy if sampled_from is None else sampled_from
     groups, chance = all_groups(old, group_size)

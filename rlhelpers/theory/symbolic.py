@@ -13,7 +13,6 @@ from sympy import Expr, Matrix, Symbol
 THETA = Symbol("theta", real=True)
 P = Symbol("p", positive=True)  # pi_theta(A = 1), or the chance that a response is right
 B = Symbol("b", real=True)  # a baseline
-EPS = Symbol("epsilon", nonnegative=True)
 K, G = sympy.symbols("k G", positive=True, integer=True)  # right responses in a group, and its size
 
 Blocks = Sequence[Sequence[int]]

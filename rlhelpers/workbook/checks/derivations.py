@@ -5,8 +5,7 @@ import math
 import sympy
 import torch
 
-from rlhelpers.theory.enumeration import TabularPolicy
-from rlhelpers.theory.enumeration import optimal_baseline as _optimal_baseline
+from rlhelpers.theory import enumeration
 from rlhelpers.workbook.checks.exercise import Exercise, Property
 
 N, P, B = sympy.symbols("n p b", positive=True)
@@ -32,9 +31,7 @@ baseline_variance = Exercise(
             "with a baseline it is the variance of eq. 19",
             lambda: [{"n": 1, "p": 0.5, "b": 1}, {"n": 4, "p": 0.9, "b": 0.3}, {"n": N, "p": P, "b": B}],
         ),
-        Property(
-            "the baseline may be the mean reward", lambda: [{"n": 1, "p": 0.9, "b": 0.9}, {"n": N, "p": P, "b": P}]
-        ),
+        Property("the baseline may be p itself", lambda: [{"n": 1, "p": 0.9, "b": 0.9}, {"n": N, "p": P, "b": P}]),
     ),
     {
         "E[Z^2]/n, without taking E[Z]^2 away": _second_moment_of_the_estimate,
@@ -52,7 +49,7 @@ def _policies():
         actions = torch.tensor([0.0, 1.0], dtype=torch.float64)
         yield {"probabilities": chances, "rewards": actions, "scores": (actions - p)[:, None]}
     for seed in range(3):
-        policy = TabularPolicy(3, 2, end_token=2, seed=seed)
+        policy = enumeration.TabularPolicy(3, 2, end_token=2, seed=seed)
         rewards = (policy.tokens[:, 0] == seed).double()
         yield {"probabilities": policy.probabilities().detach(), "rewards": rewards, "scores": policy.scores()}
 
@@ -64,7 +61,7 @@ def _weighted_by(probabilities, rewards, weights):
 
 optimal_baseline = Exercise(
     "optimal_baseline",
-    _optimal_baseline,
+    enumeration.optimal_baseline,
     (
         Property("for one parameter and two actions it is best", lambda: list(_policies())[:3]),
         Property("for a language model it is best", lambda: list(_policies())[3:]),
@@ -152,7 +149,7 @@ def _with_blocks(blocks_of):
 
 def _two_policies(length, seed):
     """Log-probs of all 2^length responses under two policies, and a reward that asks for as many zeros as ones."""
-    new, old = TabularPolicy(2, length, seed=seed), TabularPolicy(2, length, seed=seed + 100)
+    new, old = enumeration.TabularPolicy(2, length, seed=seed), enumeration.TabularPolicy(2, length, seed=seed + 100)
     return {
         "new_log_probs": new.token_log_probs().detach(),
         "old_log_probs": old.token_log_probs().detach(),
