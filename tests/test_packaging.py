@@ -67,7 +67,8 @@ def test_every_text_file_is_opened_with_an_encoding():
 
 
 def test_kernels_import_no_sibling_and_evidence_nothing_that_trains():
-    allowed = {"kernels": {"kernels"}, "tasks": {"tasks"}, "rollouts": {"rollouts"}, "evidence": {"evidence"}}
+    allowed = {"kernels": {"kernels"}, "tasks": {"tasks"}, "rollouts": {"rollouts"}}
+    allowed["evidence"] = {"evidence", "tasks"}  # what is asked and what counts as right
     for part, own in allowed.items():
         for file in (ROOT / "rlhelpers" / part).rglob("*.py"):
             siblings = set(re.findall(r"rlhelpers\.(\w+)", file.read_text(encoding="utf-8"))) - {"paths", "eval_mode"}

@@ -34,7 +34,7 @@ def _preprocessors() -> list:
     try:
         from nbgrader import preprocessors
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError('nbgrader is not installed; pip install "rlhelpers[instructor]"') from error
+        raise ModuleNotFoundError('nbgrader is not installed; pip install nbgrader, or --editable ".[dev]"') from error
     names = ("CheckCellMetadata", "ClearSolutions", "LockCells", "ClearOutput", "ClearHiddenTests", "ComputeChecksums")
     made = [getattr(preprocessors, name)() for name in names]
     for preprocessor in made:
