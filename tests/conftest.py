@@ -1,11 +1,22 @@
-"""Shared by the tests: a word-level tokenizer, tiny GPT-2s with random weights, and the losses in plain loops."""
+"""Shared by the tests: a word-level tokenizer, tiny GPT-2s with random weights, the losses in plain loops, folders of
+finished runs, and notebooks executed by papermill."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+from rlhelpers import paths
+from rlhelpers.training.config import make_config
 
 VOCABULARY = ["<pad>", "<eos>", "<unk>", *"abcdefghijklm"]
 
@@ -76,3 +87,54 @@ def naive_token_losses():
         return [-min(advantage * r, advantage * min(max(r, 1 - eps), 1 + eps)) for r in ratios]
 
     return losses
+
+
+@pytest.fixture
+def roots(tmp_path, monkeypatch):
+    """The folders of the reader's runs and of the committed ones, both empty."""
+    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(paths, "RESULTS", tmp_path / "results")
+    return tmp_path / "runs", tmp_path / "results"
+
+
+@pytest.fixture(scope="session")
+def write_run():
+    """Writes a finished run with these validation rewards, one every five steps, half a minute each."""
+
+    def write(root, seed=0, status="complete", rewards=(0.1, 0.5), without=(), **settings):
+        config = make_config(seed=seed, **settings)
+        folder = root / config.experiment / config.variant / f"seed={seed}"
+        folder.mkdir(parents=True)
+        kept = {name: value for name, value in config.model_dump(mode="json").items() if name not in without}
+        (folder / "config.yaml").write_text(yaml.safe_dump(kept), encoding="utf-8")
+        rows = [{"step": 5 * i, "val_reward": reward, "seconds": 30.0} for i, reward in enumerate(rewards)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        (folder / "run.json").write_text(json.dumps({"status": status}), encoding="utf-8")
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def execute(tmp_path):
+    """Runs a notebook by papermill in tmp_path, with runs and figures under it; returns the finished process and the
+    path of the executed notebook."""
+    for name in ("tiny", "results", "gsm8k"):
+        if (paths.DATA / name).exists():
+            (tmp_path / "data").mkdir(exist_ok=True)
+            (tmp_path / "data" / name).symlink_to(paths.DATA / name)
+
+    def run(notebook: str | Path, *arguments: str):
+        output = tmp_path / "executed.ipynb"
+        result = subprocess.run(
+            [Path(sys.executable).with_name("papermill"), paths.ROOT / "notebooks" / notebook, output, *arguments],
+            cwd=tmp_path,
+            env=os.environ | {"RLHELPERS_ROOT": str(tmp_path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        return result, output
+
+    return run

@@ -3,15 +3,13 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from test_results import roots, write_run  # noqa: F401  (a fixture)
 
-from rlhelpers.evidence.comparisons import compare_curves, compare_finals, table_of_finals
+from rlhelpers.evidence.comparisons import compare_curves, compare_finals
 from rlhelpers.evidence.results import list_runs, read_curves
-from rlhelpers.evidence.statistics import final_scores
 
 
 @pytest.fixture
-def runs(roots):  # noqa: F811
+def runs(roots, write_run):
     _, committed = roots
     write_run(committed, 0, rewards=(0.1, 0.8, 0.8, 0.8, 0.8))
     write_run(committed, 1, rewards=(0.1, 0.6, 0.6, 0.6, 0.6))
@@ -34,17 +32,8 @@ def test_curves(runs):
 
 def test_finals(runs):
     curves = read_curves(runs, "val_reward", "estimator")
-    finals = final_scores(curves)
-    (axes,) = compare_finals(finals, curves, "estimator", "title").axes
+    (axes,) = compare_finals(curves, "estimator", "title").axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["grpo\n2 seeds", "rft\n1 seed"]
     shown = {(line.get_marker(), round(y, 3)) for line in axes.lines for y in line.get_ydata()}
     assert {("o", 0.8), ("o", 0.6), ("x", 0.1), ("s", 0.7), ("s", 0.1)} <= shown
     assert ("o", 0.1) not in shown
-
-
-def test_the_table_is_rounded_and_sorted(runs):
-    table = table_of_finals(final_scores(read_curves(runs, "val_reward", "estimator")), "estimator")
-    assert table.index.tolist() == ["grpo", "rft"] and table.index.name == "estimator"
-    assert table["mean"].tolist() == [0.7, 0.1] and table["seeds"].tolist() == [2, 1]
-    assert (table["lowest"]["grpo"], table["highest"]["grpo"]) == (0.6, 0.8)
-    assert table["95 % interval"].tolist() == ["-0.571 to 1.971", "one seed has none"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rlhelpers import paths
-from rlhelpers.evidence.figures import DIAGNOSTICS, diagnostics, learning_curves, save_figure, save_for_writeup
+from rlhelpers.evidence.figures import DIAGNOSTICS, METRICS, diagnostics, learning_curves, save_figure, save_for_writeup
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
 
 
@@ -55,7 +55,7 @@ def test_diagnostics_draw_what_there_is_and_say_what_is_missing(folder):
     metrics = read_metrics(folder).drop(columns="clip_fraction")
     panels = diagnostics(metrics, "a title").axes
     drawn = {axes.get_title(): len(axes.lines) for axes in panels}
-    assert drawn[DIAGNOSTICS["loss"][0]] == 1 and drawn[DIAGNOSTICS["clip_fraction"][0]] == 0
+    assert drawn[METRICS["loss"][0]] == 1 and drawn[METRICS["clip_fraction"][0]] == 0
     assert panels[-1].texts[0].get_text() == "not measured"
 
 

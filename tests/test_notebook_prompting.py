@@ -1,10 +1,6 @@
 """Notebook 01 as software: parameters good and bad, a file of responses, an exercise that is not written."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -12,26 +8,19 @@ import pytest
 from rlhelpers import paths
 
 NOTEBOOK = paths.ROOT / "notebooks/01_prompting_baselines.ipynb"
-PAPERMILL = Path(sys.executable).with_name("papermill")
 
 
-def execute(tmp_path, *arguments, notebook=NOTEBOOK):
-    """Run papermill with everything that is written under tmp_path; the finished process and all that was printed."""
-    (tmp_path / "data").mkdir(exist_ok=True)
-    (tmp_path / "data/tiny").symlink_to(paths.TINY)
-    output = tmp_path / "executed.ipynb"
-    result = subprocess.run(
-        [PAPERMILL, notebook, output, "--no-progress-bar", "-p", "device", "cpu", *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"RLHELPERS_ROOT": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    cells = nbformat.read(output, as_version=4).cells if output.exists() else []
-    outputs = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs]
-    return result, "".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in outputs)
+@pytest.fixture
+def run(execute):
+    """Executes the notebook; returns the finished process and all that its cells printed."""
+
+    def execute_and_read(*arguments, notebook=NOTEBOOK):
+        result, output = execute(notebook, "--no-progress-bar", "-p", "device", "cpu", *arguments)
+        cells = nbformat.read(output, as_version=4).cells if output.exists() else []
+        outputs = [o for cell in cells if cell.cell_type == "code" for o in cell.outputs]
+        return result, "".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in outputs)
+
+    return execute_and_read
 
 
 def test_every_parameter_is_explained():
@@ -40,7 +29,7 @@ def test_every_parameter_is_explained():
     assert all("  # " in line and ": " in line for line in source.splitlines()[1:])
 
 
-def test_exercises_not_written_leave_the_rest_running(tmp_path):
+def test_exercises_not_written_leave_the_rest_running(run, tmp_path):
     """As in the exercise edition; and the task is one whose verdict is its own."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     for cell in notebook.cells:
@@ -48,14 +37,14 @@ def test_exercises_not_written_leave_the_rest_running(tmp_path):
             cell.source = cell.source.partition("    ### BEGIN SOLUTION")[0] + "    raise NotImplementedError()"
     nbformat.write(notebook, tmp_path / "stripped.ipynb")
     small = ("-p", "quick", "True", "-p", "n_examples", "8", "-p", "max_tokens", "16", "-p", "task", "gym/chain_sum")
-    result, printed = execute(tmp_path, *small, notebook=tmp_path / "stripped.ipynb")
+    result, printed = run(*small, notebook=tmp_path / "stripped.ipynb")
     assert result.returncode == 0, result.stderr[-2000:]
     assert printed.count("not written yet") == 3
     assert "the same seed gives the same responses: True" in printed
     assert (tmp_path / "data/runs/01_prompting_baselines/categories.png").is_file()
 
 
-def test_a_file_of_responses_with_verdicts(tmp_path):
+def test_a_file_of_responses_with_verdicts(run, tmp_path):
     row = {"question": "2+3?", "ground_truth": "5", "run": "mine"}
     rows = [
         row
@@ -65,7 +54,7 @@ def test_a_file_of_responses_with_verdicts(tmp_path):
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "mine.jsonl").write_text(lines, encoding="utf-8")
-    result, printed = execute(tmp_path, "-p", "responses", "mine.jsonl")
+    result, printed = run("-p", "responses", "mine.jsonl")
     assert result.returncode == 0, result.stderr[-2000:]
     assert "the rule, on all responses with a verdict: 2 judged, 1 of them right" in printed
     assert "precision 1.00, recall 1.00" in printed
@@ -80,8 +69,8 @@ def test_a_file_of_responses_with_verdicts(tmp_path):
         (["-p", "responses", "no.jsonl"], "responses: got 'no.jsonl'; there is no such file"),
     ],
 )
-def test_a_wrong_parameter_is_named(tmp_path, arguments, message):
-    result, _ = execute(tmp_path, *arguments)
+def test_a_wrong_parameter_is_named(run, tmp_path, arguments, message):
+    result, _ = run(*arguments)
     assert result.returncode != 0
     assert message in result.stderr
     assert not (tmp_path / "data/runs").exists()

@@ -1,10 +1,6 @@
 """Notebooks as software: their form, and what 04 does with good and bad parameters."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -13,27 +9,7 @@ from rlhelpers import paths
 from rlhelpers.training.config import RunConfig
 
 NOTEBOOKS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
-PAPERMILL = Path(sys.executable).with_name("papermill")
 SMALL = ["-p", "quick", "True", "-p", "n_val_examples", "4", "-p", "max_tokens", "24", "-p", "device", "cpu"]
-
-
-def execute(tmp_path, *arguments, notebook="04_grpo.ipynb", cwd=None):
-    """Run papermill with runs and figures under tmp_path; returns the finished process and the executed notebook."""
-    for name in ("tiny", "results", "gsm8k"):
-        if (paths.DATA / name).exists() and not (tmp_path / "data" / name).exists():
-            (tmp_path / "data").mkdir(exist_ok=True)
-            (tmp_path / "data" / name).symlink_to(paths.DATA / name)
-    output = tmp_path / "executed.ipynb"
-    result = subprocess.run(
-        [PAPERMILL, paths.ROOT / "notebooks" / notebook, output, *arguments],
-        cwd=cwd or tmp_path,
-        env=os.environ | {"RLHELPERS_ROOT": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    return result, output
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.name)
@@ -61,8 +37,8 @@ def test_every_parameter_is_a_setting_and_is_explained(name):
     assert all("  # " in line for line in lines)
 
 
-def test_a_quick_run_from_another_directory(tmp_path):
-    result, output = execute(tmp_path, *SMALL, "-p", "seed", "2", "-p", "experiment", "elsewhere")
+def test_a_quick_run_from_another_directory(execute, tmp_path):
+    result, output = execute("04_grpo.ipynb", *SMALL, "-p", "seed", "2", "-p", "experiment", "elsewhere")
     assert result.returncode == 0, result.stderr[-2000:]
     (folder,) = (tmp_path / "data/runs/elsewhere").glob("*/seed=2")
     for name in ("config.yaml", "metrics.jsonl", "run.json", "learning_curves.png", "diagnostics.png"):
@@ -84,8 +60,8 @@ def test_a_quick_run_from_another_directory(tmp_path):
         (["-p", "num_rollout_steps", "nan"], "num_rollout_steps: got nan"),
     ],
 )
-def test_a_wrong_parameter_fails_in_the_first_cell(tmp_path, arguments, message):
-    result, output = execute(tmp_path, *arguments)
+def test_a_wrong_parameter_fails_in_the_first_cell(execute, tmp_path, arguments, message):
+    result, output = execute("04_grpo.ipynb", *arguments)
     assert result.returncode != 0 and message in result.stderr
     ran = [
         cell for cell in nbformat.read(output, as_version=4).cells if cell.cell_type == "code" and cell.execution_count
@@ -94,36 +70,37 @@ def test_a_wrong_parameter_fails_in_the_first_cell(tmp_path, arguments, message)
     assert not (tmp_path / "data/runs").exists()
 
 
-def test_reasoning_gym(tmp_path):
-    result, _ = execute(tmp_path, *SMALL, "-p", "task", "gym/chain_sum", "-p", "num_rollout_steps", "1")
+def test_reasoning_gym(execute, tmp_path):
+    result, _ = execute("04_grpo.ipynb", *SMALL, "-p", "task", "gym/chain_sum", "-p", "num_rollout_steps", "1")
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-def test_gsm8k_runs_and_says_that_the_tiny_model_earns_nothing(tmp_path):
+def test_gsm8k_runs_and_says_that_the_tiny_model_earns_nothing(execute, tmp_path):
     """On the real files where they are at hand, else on rows of the same form."""
     real = paths.ROOT.parent / "shared/data/gsm8k"
-    (tmp_path / "data").mkdir()
-    if real.exists():
+    if (tmp_path / "data/gsm8k").exists():
+        pass
+    elif real.exists():
         (tmp_path / "data/gsm8k").symlink_to(real)
     else:
         (tmp_path / "data/gsm8k").mkdir()
         row = json.dumps({"question": "Janet’s ducks lay 16 eggs. How many is that in 97 days?", "answer": "#### 1552"})
         for split in ("train", "test"):
             (tmp_path / "data/gsm8k" / f"{split}.jsonl").write_text((row + "\n") * 64, encoding="utf-8")
-    result, output = execute(tmp_path, *SMALL, "-p", "task", "gsm8k", "-p", "num_rollout_steps", "2")
+    result, output = execute("04_grpo.ipynb", *SMALL, "-p", "task", "gsm8k", "-p", "num_rollout_steps", "2")
     assert result.returncode == 0, result.stderr[-2000:]
     text = output.read_text(encoding="utf-8")
     assert "step 2/2" in text and "In no group did the rewards differ" in text
 
 
-def test_the_readers_own_components_train(tmp_path):
+def test_the_readers_own_components_train(execute, tmp_path):
     """03 saves its functions in the working directory; 04 started there trains with them, as with the package's."""
-    result, _ = execute(tmp_path, notebook="03_grpo_components.ipynb")
+    result, _ = execute("03_grpo_components.ipynb")
     assert result.returncode == 0, result.stderr[-2000:]
     assert (tmp_path / "my_components.py").is_file()
     rewards = {}
     for components in ("mine", "package"):
-        result, _ = execute(tmp_path, *SMALL, "-p", "components", components, "-p", "variant", components)
+        result, _ = execute("04_grpo.ipynb", *SMALL, "-p", "components", components, "-p", "variant", components)
         assert result.returncode == 0, result.stderr[-2000:]
         folder = tmp_path / f"data/runs/quick/{components}/seed=0"
         assert (folder / "my_components.py").exists() == (components == "mine")
@@ -131,3 +108,18 @@ def test_the_readers_own_components_train(tmp_path):
         rewards[components] = [(row.get("reward"), row.get("val_reward"), row.get("grad_norm")) for row in rows]
     assert rewards["mine"][1] == pytest.approx(rewards["package"][1], rel=1e-4)
     assert rewards["mine"][1][2] > 0
+
+
+@pytest.mark.parametrize(
+    ("notebook", "arguments"),
+    [
+        ("05_variants.ipynb", ["-p", "estimator", "grpo"]),  # the row that is committed under another experiment
+        ("06_off_policy.ipynb", ["-p", "estimator", "gspo", "-p", "gradient_accumulation_steps", "2"]),
+        ("07_your_own_estimator.ipynb", ["-p", "estimator", "grpo"]),
+    ],
+)
+def test_a_quick_run_of_another_row(execute, tmp_path, notebook, arguments):
+    result, output = execute(notebook, *SMALL, *arguments)
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "step 2/2" in output.read_text(encoding="utf-8")
+    assert len(list((tmp_path / "data/runs/quick").glob("*/seed=0/metrics.jsonl"))) == 1

@@ -109,13 +109,6 @@ def test_grades_and_counts():
     assert counts.to_numpy().sum() == len(MIXED)
 
 
-def test_an_impossible_category_would_be_counted_and_not_hidden():
-    graded = grade_responses(MIXED)
-    graded.loc[0, "category"] = "format 0, answer 1"
-    assert category_counts(graded)["format 0, answer 1"].sum() == 1
-    assert category_counts(graded).to_numpy().sum() == len(MIXED)
-
-
 def test_the_tasks_verdict_and_the_tables_index_are_kept():
     graded = grade_responses(MIXED[2:3], lambda answer, truth: answer == "6")
     assert graded.index.tolist() == [2]

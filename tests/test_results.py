@@ -1,40 +1,17 @@
 """Many runs as tables: which are found, which may be compared, and their curves side by side."""
 
-import json
-
 import pytest
-import yaml
 
-from rlhelpers import paths
 from rlhelpers.evidence.results import comparable, list_runs, read_curves
 from rlhelpers.training.config import make_config
 from rlhelpers.training.records import RunRecords
-
-
-def write_run(root, seed=0, status="complete", rewards=(0.1, 0.5), without=(), **settings):
-    config = make_config(seed=seed, **settings)
-    folder = root / config.experiment / config.variant / f"seed={seed}"
-    folder.mkdir(parents=True)
-    kept = {name: value for name, value in config.model_dump(mode="json").items() if name not in without}
-    (folder / "config.yaml").write_text(yaml.safe_dump(kept), encoding="utf-8")
-    rows = [{"step": 5 * i, "val_reward": reward, "seconds": 30.0} for i, reward in enumerate(rewards)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    (folder / "run.json").write_text(json.dumps({"status": status}), encoding="utf-8")
-    return folder
-
-
-@pytest.fixture
-def roots(tmp_path, monkeypatch):
-    monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(paths, "RESULTS", tmp_path / "results")
-    return tmp_path / "runs", tmp_path / "results"
 
 
 def defaults(**changes):
     return make_config(**changes).model_dump(mode="json")
 
 
-def test_complete_runs_of_both_roots_and_the_readers_own_first(roots):
+def test_complete_runs_of_both_roots_and_the_readers_own_first(roots, write_run):
     own, committed = roots
     for seed in (0, 1):
         write_run(committed, seed)
@@ -55,36 +32,46 @@ def test_nothing_found_is_an_error_that_says_where(roots):
         list_runs("05_variants")
 
 
-def test_runs_that_differ_in_what_is_not_asked_about_are_left_out(roots):
+def test_runs_that_differ_in_what_is_not_asked_about_are_left_out(roots, write_run):
     _, committed = roots
     write_run(committed)
     write_run(committed, estimator="dr_grpo")
     write_run(committed, estimator="dr_grpo", learning_rate=1e-3)
     write_run(committed, learning_rate=1e-3, gradient_accumulation_steps=2, device="cpu")
     runs = list_runs("04_grpo")
-    assert comparable(runs, defaults(), but=["estimator"])["estimator"].tolist() == ["dr_grpo", "grpo"]
-    assert sorted(comparable(runs, defaults(), but=["learning_rate"])["learning_rate"]) == [3e-4, 1e-3]
-    assert len(comparable(runs, defaults(), but=[])) == 1
-    assert comparable(runs, defaults(temperature=0.5), but=["estimator"]).empty
+    assert comparable(runs, defaults(), except_for=["estimator"])["estimator"].tolist() == ["dr_grpo", "grpo"]
+    assert sorted(comparable(runs, defaults(), except_for=["learning_rate"])["learning_rate"]) == [3e-4, 1e-3]
+    assert len(comparable(runs, defaults(), except_for=[])) == 1
+    assert comparable(runs, defaults(temperature=0.5), except_for=["estimator"]).empty
 
 
-def test_a_setting_that_older_runs_do_not_know_does_not_part_them(roots):
+def test_older_runs_had_the_packages_components(roots, write_run):
     _, committed = roots
     write_run(committed, seed=0, without=["components"])
     write_run(committed, seed=1)
     write_run(committed, seed=2, components="mine", variant="grpo")
-    assert sorted(comparable(list_runs("04_grpo"), defaults(), but=[])["seed"]) == [0, 1]
+    runs = list_runs("04_grpo")
+    assert sorted(comparable(runs, defaults(), except_for=[])["seed"]) == [0, 1]
+    assert comparable(runs, defaults(components="mine"), except_for=["estimator"])["seed"].tolist() == [2]
+
+
+def test_a_run_done_again_under_another_name_counts_once_the_readers_own(roots, write_run):
+    own, committed = roots
+    write_run(committed)
+    mine = write_run(own, experiment="mine", gradient_accumulation_steps=8, rollouts_every=1)
+    runs = comparable(list_runs("04_grpo", "mine"), defaults(), except_for=["estimator"])
+    assert runs["folder"].tolist() == [mine]
 
 
 def test_what_the_records_write_is_what_is_read(roots):
     with RunRecords(make_config(seed=3)) as records:
         records.log({"step": 0, "val_reward": 0.25, "seconds": 6.0})
-    runs = comparable(list_runs("04_grpo"), defaults(), but=[])
+    runs = comparable(list_runs("04_grpo"), defaults(), except_for=[])
     assert runs["minutes"].tolist() == [0.1]
     assert read_curves(runs, "val_reward", "estimator")["grpo", 3].tolist() == [0.25]
 
 
-def test_curves_have_a_column_for_each_run(roots):
+def test_curves_have_a_column_for_each_run(roots, write_run):
     _, committed = roots
     write_run(committed, seed=0, rewards=(0.1, 0.5, 0.7))
     write_run(committed, seed=1, rewards=(0.2, 0.4))
@@ -95,7 +82,7 @@ def test_curves_have_a_column_for_each_run(roots):
     assert read_curves(runs, "no such metric", "estimator").empty
 
 
-def test_two_runs_in_one_column_are_an_error(roots):
+def test_two_runs_in_one_column_are_an_error(roots, write_run):
     _, committed = roots
     write_run(committed)
     write_run(committed, learning_rate=1e-3)

@@ -49,24 +49,30 @@ def learning_curves(metrics: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-# metric -> (title, label of the axis)
-DIAGNOSTICS = {
+# metric -> (title, label of the axis): what the handout asks to be logged.
+METRICS = {
+    "val_reward": ("validation reward", "mean reward per response"),
+    "val_format_reward": ("validation format reward", "mean format reward"),
+    "val_response_length": ("validation response length", "tokens"),
+    "reward": ("training reward", "mean reward per response"),
+    "format_reward": ("training format reward", "mean format reward"),
+    "response_length": ("response length", "tokens"),
     "loss": ("loss: no measure of progress", "loss"),
     "grad_norm": ("gradient norm before clipping", "norm"),
     "token_entropy": ("entropy of the next token", "nats"),
-    "response_length": ("response length", "tokens"),
-    "signal_fraction": ("groups with a signal", "fraction of groups"),
     "clip_fraction": ("clipped tokens", "fraction of tokens"),
+    "signal_fraction": ("groups with a signal", "fraction of groups"),
 }
+DIAGNOSTICS = ("loss", "grad_norm", "token_entropy", "response_length", "signal_fraction", "clip_fraction")
 
 
 def diagnostics(metrics: pd.DataFrame, title: str) -> Figure:
     """How the training went: one small picture for each diagnostic."""
     with house_style():
         figure, panels = plt.subplots(2, 3, figsize=(10, 5), sharex=True)
-        for axes, (name, (heading, unit)) in zip(panels.flat, DIAGNOSTICS.items(), strict=True):
+        for axes, name in zip(panels.flat, DIAGNOSTICS, strict=True):
             _line(axes, metrics, name, "measured")
-            axes.set(title=heading, ylabel=unit)
+            axes.set(title=METRICS[name][0], ylabel=METRICS[name][1])
             if name == "signal_fraction":
                 _line(axes, metrics, "predicted_signal_fraction", r"$1-p^G-(1-p)^G$", linestyle="--")
                 axes.legend(fontsize="small")
@@ -100,9 +106,14 @@ def _line(axes: Axes, metrics: pd.DataFrame, name: str, label: str, **style) -> 
     """One metric against the step; steps that do not have it are left out, as is a metric that no step has."""
     if name in metrics and metrics[name].notna().any():
         axes.plot(metrics[name].dropna(), label=label, **style)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+        step_axis(axes)
     else:
         not_measured(axes)
+
+
+def step_axis(axes: Axes) -> None:
+    """Ticks at round whole steps."""
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def not_measured(axes: Axes) -> None:

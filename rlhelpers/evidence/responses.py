@@ -110,7 +110,7 @@ def grade_responses(table: pd.DataFrame, is_right: Callable[[str, str], bool] = 
 def category_counts(graded: pd.DataFrame) -> pd.DataFrame:
     """Responses per run and prompt (rows) and category (columns, all of CATEGORIES)."""
     counts = pd.crosstab([graded.run, graded.prompt], graded.category)
-    return counts.reindex(columns=[*CATEGORIES, *sorted(set(counts.columns) - set(CATEGORIES))], fill_value=0)
+    return counts.reindex(columns=list(CATEGORIES), fill_value=0)
 
 
 def draw_examples(graded: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
 
 # Settings that say where a run lies, how it was computed and what it left, and nothing about what was computed.
-NO_MATTER = {"experiment", "variant", "seed", "device", "gradient_accumulation_steps", "rollouts_every", "tracker"}
+BOOKKEEPING = {"experiment", "variant", "seed", "device", "gradient_accumulation_steps", "rollouts_every", "tracker"}
 
 
 def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
@@ -37,22 +37,26 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
 
 def _describe(folder: Path) -> dict[str, Any]:
     settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    settings.setdefault("components", "package")  # older runs had no choice
     row = settings.pop("estimator")
     minutes = read_metrics(folder)["seconds"].sum() / 60
     return settings | {"estimator": row["name"], "row": row, "minutes": minutes, "folder": folder}
 
 
-def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], but: Collection[str]) -> pd.DataFrame:
-    """The runs that agree with `settings` in all that matters, but for the settings named in `but`."""
-    wanted = {"row" if name == "estimator" else name: value for name, value in settings.items() if name not in but}
-    names = (wanted.keys() - NO_MATTER) & set(runs.columns)
-    agree = [all(_is_missing(run[n]) or run[n] == wanted[n] for n in names) for run in runs.to_dict("records")]
-    return runs[agree]
+def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], except_for: Collection[str]) -> pd.DataFrame:
+    """The runs that agree with `settings` in all that matters, but for the settings named in `except_for`.
 
-
-def _is_missing(value: Any) -> bool:
-    """A setting that is newer than the run, and had no effect on it."""
-    return isinstance(value, float) and value != value
+    `settings`: RunConfig.model_dump(mode="json").  Runs that differ only in bookkeeping are one run done again; the
+    last one listed counts, which is one of data/runs where there is one.
+    """
+    wanted = {"row" if name == "estimator" else name: value for name, value in settings.items()}
+    matters = [name for name in wanted if name not in BOOKKEEPING]
+    free = {"row" if name == "estimator" else name for name in except_for}
+    found = {}
+    for run in runs.to_dict("records"):
+        if all(run[name] == wanted[name] for name in matters if name not in free):
+            found[repr([run["seed"], *(run[name] for name in matters)])] = run
+    return pd.DataFrame(found.values(), columns=runs.columns)
 
 
 def read_curves(runs: pd.DataFrame, metric: str, by: str) -> pd.DataFrame:
@@ -68,4 +72,4 @@ def read_curves(runs: pd.DataFrame, metric: str, by: str) -> pd.DataFrame:
         columns[column] = read_metrics(run.folder).get(metric, pd.Series(dtype=float))
     table = pd.DataFrame(columns)
     table.columns = pd.MultiIndex.from_tuples(columns, names=[by, "seed"])
-    return table.dropna(how="all").sort_index(axis=1)
+    return table.dropna(how="all").sort_index()

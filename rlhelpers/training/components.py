@@ -1,16 +1,25 @@
 """The train step of a run: the package's, or the reader's own, as notebook 03 saves it."""
 
+import ast
 import importlib.util
 import inspect
 import symtable
+import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from rlhelpers.kernels import grpo_train_step
+from rlhelpers.training.records import write_atomically
 
 FILE = "my_components.py"
+PER_RESPONSE = ("rewards", "format_rewards")
+NEEDED = (*PER_RESPONSE, "mean_reward", "mean_format_reward", "grad_norm")
 
 
 def load_train_step(components: str) -> Callable:
@@ -34,38 +43,74 @@ def load_train_step(components: str) -> Callable:
     return module.grpo_train_step
 
 
-def save_components(functions: Sequence[Callable], file: Path = Path(FILE)) -> None:
-    """Write functions that were defined in a notebook to a module, with what they use: imports, constants that are
-    numbers or texts, and other functions of the notebook.
+def as_metrics(loss: Tensor | float, metadata: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+    """What a train step returned, for the log: `rewards` and `format_rewards` as tensors, (batch_size,), and numbers.
 
-    Raises ValueError naming a function that uses something else of the notebook.
+    Raises ValueError naming what the loop needs and the step did not give, or gave as something else.
+    """
+    missing = [name for name in NEEDED if name not in metadata]
+    if missing:
+        raise ValueError(f"grpo_train_step: its metadata lacks {', '.join(missing)}")
+    metrics = {"loss": loss, **metadata}
+    for name in metrics.keys() - set(PER_RESPONSE):
+        try:
+            metrics[name] = None if metrics[name] is None else float(metrics[name])
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"grpo_train_step: {name} is {metrics[name]!r}; accepted is a number") from error
+    for name in PER_RESPONSE:
+        metrics[name] = torch.as_tensor(metrics[name] if metrics[name] is not None else [])
+        if metrics[name].shape != (batch_size,):
+            raise ValueError(f"grpo_train_step: {name} has shape {tuple(metrics[name].shape)}, wanted ({batch_size},)")
+    return metrics
+
+
+def save_components(functions: Sequence[Callable]) -> None:
+    """Write functions that were defined in a notebook to my_components.py in the working directory, with what they use
+    of the notebook: imports, constants, and other functions.
+
+    Raises ValueError naming what cannot be written down so, before the file is touched.
     """
     sources: dict[str, str] = {}
     imports: set[str] = set()
     for function in functions:
         _collect(function, sources, imports)
     head = ['"""Functions written in notebook 03."""', "\n".join(sorted(imports))]
-    Path(file).write_text("\n\n".join([*head, *sources.values()]) + "\n", encoding="utf-8")
+    write_atomically(Path(FILE), "\n\n".join([*head, *sources.values()]) + "\n")
 
 
 def _collect(function: Callable, sources: dict[str, str], imports: set[str]) -> None:
-    """Add the function's source, after the sources of what it uses."""
+    """Add the function's source, after what it uses."""
     source = textwrap.dedent(inspect.getsource(function))
+    sources[function.__name__] = source  # already here, for functions that call each other
     for name in sorted(_global_names(symtable.symtable(source, function.__name__, "exec"))):
-        value = function.__globals__.get(name)
-        if name in sources or value is function or value is None:
-            continue
-        if isinstance(value, ModuleType):
-            imports.add(f"import {value.__name__} as {name}")
-        elif isinstance(value, int | float | str):
-            sources[name] = f"{name} = {value!r}"
-        elif getattr(value, "__module__", None) not in (None, function.__module__):
-            imports.add(f"from {value.__module__} import {value.__qualname__} as {name}")
-        elif inspect.isfunction(value):
-            _collect(value, sources, imports)
-        else:
-            raise ValueError(f"{function.__name__}: it uses {name}, which cannot be saved; define it inside")
-    sources[function.__name__] = source.rstrip()
+        if name in function.__globals__ and name not in sources:
+            value = function.__globals__[name]
+            if inspect.isfunction(value) and value.__module__ == function.__module__ and value.__name__ == name:
+                _collect(value, sources, imports)
+            elif line := _import_line(name, value):
+                imports.add(line)
+            elif _is_literal(value):
+                sources[name] = f"{name} = {value!r}"
+            else:
+                raise ValueError(f"{function.__name__}: it uses {name}, which cannot be saved; define it inside")
+    sources[function.__name__] = sources.pop(function.__name__).rstrip()
+
+
+def _import_line(name: str, value: Any) -> str | None:
+    """The import that gives `value` its name; None where no import does."""
+    if isinstance(value, ModuleType):
+        return f"import {value.__name__} as {name}"
+    module, own_name = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    if module in (None, "__main__") or getattr(sys.modules.get(module), str(own_name), None) is not value:
+        return None
+    return f"from {module} import {own_name} as {name}"
+
+
+def _is_literal(value: Any) -> bool:
+    try:
+        return ast.literal_eval(repr(value)) == value
+    except (ValueError, SyntaxError):
+        return False
 
 
 def _global_names(table: symtable.SymbolTable) -> set[str]:

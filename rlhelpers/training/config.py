@@ -83,6 +83,11 @@ class RunConfig(BaseModel):
                 self.prompts_per_step <= self.n_train_examples,
                 f"at least rollout_batch_size / group_size = {self.prompts_per_step}",
             ),
+            (
+                "components",
+                self.components == "package" or not any(map(callable, vars(self.estimator).values())),
+                '"package" for an estimator whose cells are functions',
+            ),
             ("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}"),
         ]
         problems = [f"{name}: got {getattr(self, name)}; it must be {what}" for name, fine, what in rules if not fine]

@@ -3,14 +3,13 @@
 import random
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from rlhelpers.kernels import grpo_train_step
 from rlhelpers.kernels.advantages import reward_statistics
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
@@ -33,8 +32,7 @@ def train(config: RunConfig) -> Path:
     """
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
     policy, tokenizer = load_policy(config.model, config.device)
-    train_step = components.load_train_step(config.components)
-    run = Run(config, task, policy, tokenizer, TorchEngine(policy, tokenizer), train_step)
+    run = Run(config, task, policy, tokenizer, TorchEngine(policy, tokenizer))
     with RunRecords(config) as records, Progress(config.num_rollout_steps) as progress:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(components.FILE, records.folder)
@@ -52,17 +50,9 @@ def train(config: RunConfig) -> Path:
 class Run:
     """The moving parts of one run: policy, optimizer, engine, and the problems that fit the context."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        task: Task,
-        policy,
-        tokenizer,
-        engine: RolloutEngine,
-        train_step: Callable = grpo_train_step,
-    ):
+    def __init__(self, config: RunConfig, task: Task, policy, tokenizer, engine: RolloutEngine):
         self.config, self.policy, self.tokenizer, self.engine = config, policy, tokenizer, engine
-        self.train_step = train_step
+        self.train_step = components.load_train_step(config.components)
         self.prompt = get_prompt(config.prompt)
         self.reward_fn = self.prompt.reward_fn(task.is_right)
         self.train_problems, self.too_long = self._that_fit(task.train)
@@ -165,7 +155,7 @@ class Run:
             rollout_token_ids=_token_ids(batch),
             temperature=config.temperature,
         )
-        return {"loss": loss.item()} | metadata
+        return components.as_metrics(loss, metadata, len(batch))
 
     def _old_log_probs(self, batch: Sequence[Sample]) -> torch.Tensor | None:
         if self.config.estimator.importance_reweighting_method == "none":

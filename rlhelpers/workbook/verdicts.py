@@ -3,10 +3,12 @@
 import hashlib
 import html
 import json
-import os
 from pathlib import Path
 
+import ipywidgets as widgets
 import pandas as pd
+
+from rlhelpers.training.records import write_atomically
 
 CHOICES = {None: "not judged", True: "right in substance", False: "wrong"}
 MARKS = {None: " ", True: "✓", False: "✗"}
@@ -31,10 +33,7 @@ class Verdicts:
             seen = {name: row[name] for name in ("prompt", "question", "ground_truth", "response")}
             self._kept[_key(row)] = {"right": right, **seen}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # A new file in the old one's place: an interrupt leaves one or the other whole.
-        unfinished = self.path.with_suffix(".unfinished")
-        unfinished.write_text(json.dumps(self._kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        os.replace(unfinished, self.path)
+        write_atomically(self.path, json.dumps(self._kept, indent=1, ensure_ascii=False) + "\n")
 
     def of(self, table: pd.DataFrame) -> pd.Series:
         """The verdict on each row: True, False or None."""
@@ -61,8 +60,6 @@ def browse(table: pd.DataFrame, verdicts: Verdicts):
 
     `table` has the columns prompt, question, ground_truth, response, category and reason, and at least one row.
     """
-    import ipywidgets as widgets
-
     rows = [row for _, row in table.iterrows()]
     listed = widgets.Select(options=_labels(rows, verdicts), rows=8, layout=widgets.Layout(width="100%"))
     shown = widgets.HTML()

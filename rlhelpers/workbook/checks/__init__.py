@@ -1,6 +1,8 @@
 """The exercises of the notebooks.  `check.name(my_function)` reports what holds and what does not."""
 
 from rlhelpers.workbook.checks.advantages import compute_group_normalized_rewards, compute_rollout_rewards
+from rlhelpers.workbook.checks.baselines import leave_one_out, maxrl_normalizer
+from rlhelpers.workbook.checks.batches import off_policy_updates, rollout_rows
 from rlhelpers.workbook.checks.derivations import (
     baseline_variance,
     group_weight,
@@ -9,22 +11,15 @@ from rlhelpers.workbook.checks.derivations import (
     second_moment,
     standard_error,
 )
-from rlhelpers.workbook.checks.estimators import (
-    leave_one_out,
-    maxrl_normalizer,
-    off_policy_rows,
-    tempered_std,
-    variant_rows,
-)
 from rlhelpers.workbook.checks.losses import (
     accumulated_loss,
     aggregate_loss_across_microbatch,
     compute_policy_gradient_loss,
 )
 from rlhelpers.workbook.checks.prompting import count_categories, has_format, in_substance
+from rlhelpers.workbook.checks.rows import off_policy_rows, variant_rows
 from rlhelpers.workbook.checks.step import grpo_train_step
 from rlhelpers.workbook.checks.tokens import get_response_log_probs, tokenize_prompt_and_output
-from rlhelpers.workbook.checks.training import off_policy_updates, rollout_rows
 
 __all__ = [
     "accumulated_loss",
@@ -48,7 +43,6 @@ __all__ = [
     "rollout_rows",
     "second_moment",
     "standard_error",
-    "tempered_std",
     "tokenize_prompt_and_output",
     "variant_rows",
 ]

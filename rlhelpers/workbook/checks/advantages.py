@@ -67,7 +67,7 @@ def _grpo_groups() -> Iterator[dict]:
 
 def _equal_groups() -> Iterator[dict]:
     yield _groups([1.0, 1.0])
-    yield _groups([0.1, 0.1, 0.1])
+    yield _groups([0.9, 0.9, 0.9])
     yield _groups([0.0, 0.0, 0.0], [1.0, 0.0, 0.0])
 
 
@@ -92,6 +92,11 @@ def _columns(raw_rewards, group_size, **settings):
     return advantages.reshape(shape[::-1]).T.reshape(-1), metadata
 
 
+def _unmasked(raw_rewards, group_size, baseline="mean", **settings):
+    own = (lambda grouped: grouped.mean(dim=1, keepdim=True)) if baseline == "mean" else baseline
+    return kernels.compute_group_normalized_rewards(raw_rewards, group_size, own, **settings)
+
+
 def _one_group(raw_rewards, group_size, **settings):
     return kernels.compute_group_normalized_rewards(raw_rewards, len(raw_rewards), **settings)
 
@@ -113,6 +118,7 @@ compute_group_normalized_rewards = Exercise(
         ),
         "one mean and one deviation for the whole batch": _one_group,
         "groups that are columns: a group's responses stand side by side": _columns,
+        "dividing what is left of equal rewards by rounding, by eps": _unmasked,
         "the variance instead of its root": _advantages_with(lambda grouped: grouped.var(dim=1, keepdim=True)),
     },
     lambda function, inputs: function(**inputs)[0],

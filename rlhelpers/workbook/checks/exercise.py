@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhelpers.workbook.checks.values import agree, show
+from rlhelpers.workbook.checks.values import agree, describe, show
 
 Inputs = Callable[[], Iterable[dict[str, Any]]]
 """Makes keyword arguments, the smallest first."""
@@ -56,41 +56,54 @@ class Exercise:
         that shows the bug, as the reader's own test would."""
         share = self(function)
         if share == 1:
-            prop, inputs, wanted, got = next(filter(None, (self._first_failure(buggy, p) for p in self.properties)))
-            print(f"The bug is found: {prop.statement}; on")
-            _show_inputs(inputs)
-            print(f"      it gives {show(got)}, and yours {show(wanted)}.")
+            for prop in self.properties:
+                if failure := self._first_failure(buggy, prop):
+                    inputs, wanted, got = failure
+                    print(f"The bug is found: {prop.statement}; on")
+                    _show_inputs(inputs)
+                    print(f"      it gives {show(got)}, and yours {show(wanted)}.")
+                    break
+            else:
+                print(f"{_name(buggy)} passes as well: leave its cell as it was and repair a copy.")
         return share
 
     def _is_written(self, function: Callable) -> bool:
         """A stub raises NotImplementedError or returns nothing."""
-        inputs = next(iter(self.properties[0].inputs()))
+        returned = []
+
+        def watched(*arguments, **settings):
+            returned.append(function(*arguments, **settings))
+            return returned[-1]
+
         try:
-            return self.observe(function, copy.deepcopy(inputs)) is not None
+            self.observe(watched, copy.deepcopy(next(iter(self.properties[0].inputs()))))
         except NotImplementedError:
             return False
         except Exception:
-            return True  # written, and reported with its input
+            pass  # it is reported with its input
+        return any(value is not None for value in returned) or not returned
 
     def _report(self, function: Callable, prop: Property) -> bool:
         failure = self._first_failure(function, prop)
         if failure is None:
             print(f"  holds  {prop.statement}")
             return True
-        _, inputs, wanted, got = failure
+        inputs, wanted, got = failure
         print(f"  FAILS  {prop.statement}")
         _show_inputs(inputs)
         print(f"      wanted  {show(wanted)}")
         print(f"      got     {show(got)}")
+        if show(wanted) == show(got):
+            print(f"      They look alike; wanted is {describe(wanted)}, got is {describe(got)}.")
         if name := self._recognise(function, prop):
             print(f"      This is what comes of {name}.")
         return False
 
-    def _first_failure(self, function: Callable, prop: Property) -> tuple[Property, dict, Any, Any] | None:
+    def _first_failure(self, function: Callable, prop: Property) -> tuple[dict, Any, Any] | None:
         for inputs in prop.inputs():
             wanted, got = self._observed(self.reference, inputs), self._observed(function, inputs)
             if not agree(got, wanted):
-                return prop, inputs, wanted, got
+                return inputs, wanted, got
         return None
 
     def _recognise(self, function: Callable, prop: Property) -> str | None:
@@ -115,14 +128,15 @@ class Exercise:
             return Raised(f"{type(error).__name__}: {error}")
 
 
-@dataclass(frozen=True)
-class Raised:
-    """What a function gave instead of a value.  All errors agree: which one is raised is not part of an exercise."""
-
-    error: str = field(compare=False)
+class Raised(str):
+    """The error that a function gave instead of a value."""
 
     def __repr__(self) -> str:
-        return f"an error, {self.error}"
+        return f"an error, {self}"
+
+
+def _name(function: Callable) -> str:
+    return getattr(function, "__name__", repr(function))
 
 
 def _show_inputs(inputs: dict[str, Any]) -> None:

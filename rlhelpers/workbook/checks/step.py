@@ -9,6 +9,7 @@ from transformers import Olmo2ForCausalLM
 
 from rlhelpers import kernels
 from rlhelpers.kernels.logprobs import score_batch
+from rlhelpers.training.components import NEEDED
 from rlhelpers.workbook.checks.advantages import word_reward
 from rlhelpers.workbook.checks.exercise import Exercise, Property
 from rlhelpers.workbook.checks.tokens import small_policy, tiny_tokenizer
@@ -40,7 +41,7 @@ def _cut_steps(**settings) -> Iterator[dict]:
 
 
 def _with_silent_groups() -> Iterator[dict]:
-    yield _step(SILENT)
+    yield _step(SILENT, weight_decay=0.5)
     yield _step(SILENT + ROLLOUTS, microbatches=3)
 
 
@@ -71,8 +72,8 @@ def _sampled_ids() -> Iterator[dict]:
 
 
 def _weights_after(function: Callable, inputs: dict) -> dict[str, Tensor | float]:
-    """One step of SGD from the same weights, with a stale gradient lying about; the update, summed up in three numbers
-    for each of the two ends of the model, the loss and the gradient's norm."""
+    """One step of SGD from the same weights, with a stale gradient lying about: the update, summed up in two numbers
+    for each of the two ends of the model, the loss, and the metadata that the training loop reads."""
     policy, tokenizer = _fresh_policy(), tiny_tokenizer()
     before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
     settings = dict(inputs)
@@ -84,7 +85,7 @@ def _weights_after(function: Callable, inputs: dict) -> dict[str, Tensor | float
     loss, metadata = function(
         model=policy,
         tokenizer=tokenizer,
-        optimizer=torch.optim.SGD(policy.parameters(), lr=1.0),
+        optimizer=torch.optim.SGD(policy.parameters(), lr=1.0, weight_decay=settings.pop("weight_decay", 0.0)),
         reward_fn=word_reward,
         repeated_prompts=prompts,
         rollout_responses=responses,
@@ -93,11 +94,11 @@ def _weights_after(function: Callable, inputs: dict) -> dict[str, Tensor | float
     )
     change = {name: weight.detach() - before[name] for name, weight in policy.named_parameters()}
     sums = {
-        f"change of {name}": torch.stack([d.sum(), d.norm(), (d * torch.arange(d.numel()).reshape(d.shape)).mean()])
+        f"change of {name}": torch.stack([d.norm(), (d * torch.arange(d.numel()).reshape(d.shape)).mean()])
         for name, d in change.items()
         if name in ("lm_head.weight", "model.embed_tokens.weight")
     }
-    return {"loss": float(loss), "grad_norm": float(metadata["grad_norm"])} | sums
+    return {"loss": loss, **{name: metadata[name] for name in NEEDED}} | sums
 
 
 def _fresh_policy() -> Olmo2ForCausalLM:
@@ -136,6 +137,15 @@ def _encoded_again(*, rollout_token_ids=None, **arguments):
     return kernels.grpo_train_step(**arguments)
 
 
+def _stepping_for_nothing(*, model, optimizer, **arguments):
+    loss, metadata = kernels.grpo_train_step(model=model, optimizer=optimizer, **arguments)
+    if metadata["pruned_fraction"] == 1:
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    return loss, metadata
+
+
 def _with_stale_gradient(*, model, optimizer, **arguments):
     loss, metadata = kernels.grpo_train_step(model=model, optimizer=optimizer, **arguments)
     with torch.no_grad():
@@ -164,6 +174,7 @@ grpo_train_step = Exercise(
             "constant", lambda n: 1 / n
         ),
         "a gradient left over from before": _with_stale_gradient,
+        "a step of the optimizer where there is no gradient, which decays the weights": _stepping_for_nothing,
         "ignoring the temperature": _without_temperature,
         "encoding the text again": _encoded_again,
     },

@@ -1,9 +1,11 @@
 """Exercises of notebook 03: from texts to tensors, and from tensors to log-probabilities."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 
 import torch
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import AutoTokenizer, Olmo2Config, Olmo2ForCausalLM
 
@@ -16,9 +18,20 @@ def tiny_tokenizer():
     return AutoTokenizer.from_pretrained(str(paths.TINY))
 
 
-def _texts(*pairs: tuple[str, str]) -> dict:
+@functools.cache
+def adding_tokenizer():
+    """The same, but that it puts the end-of-text token before every text unless it is told not to."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    first = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, tokenizer.eos_token_id)]
+    )
+    return tokenizer
+
+
+def _texts(*pairs: tuple[str, str], tokenizer=None) -> dict:
     prompts, outputs = zip(*pairs, strict=True)
-    return {"prompt_strs": list(prompts), "output_strs": list(outputs), "tokenizer": tiny_tokenizer()}
+    return {"prompt_strs": list(prompts), "output_strs": list(outputs), "tokenizer": tokenizer or tiny_tokenizer()}
 
 
 def _one_row() -> Iterator[dict]:
@@ -34,6 +47,10 @@ def _several_rows() -> Iterator[dict]:
 def _borders() -> Iterator[dict]:
     yield _texts(("apple", "s"))
     yield _texts(("The ans", "wer"), ("2+2=", "4"))
+
+
+def _special_tokens() -> Iterator[dict]:
+    yield _texts(("2+2=", "4"), tokenizer=adding_tokenizer())
 
 
 def _tokens_without_padding(function: Callable, inputs: dict) -> dict[str, Tensor]:
@@ -58,10 +75,16 @@ def _mask_of_inputs(prompt_strs, output_strs, tokenizer):
 
 def _encoded_together(prompt_strs, output_strs, tokenizer):
     joined = [p + o for p, o in zip(prompt_strs, output_strs, strict=True)]
-    lengths = [len(tokenizer.encode(p)) for p in prompt_strs]
-    ids = [tokenizer.encode(text) for text in joined]
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    lengths = [len(encode(p)) for p in prompt_strs]
+    ids = [encode(text) for text in joined]
     cut = [(row[:n], row[n:]) for row, n in zip(ids, lengths, strict=True)]
     return kernels.tokens.pad_prompts_and_outputs([p for p, _ in cut], [o for _, o in cut], 0)
+
+
+def _with_special_tokens(prompt_strs, output_strs, tokenizer):
+    prompts, outputs = [tokenizer.encode(p) for p in prompt_strs], [tokenizer.encode(o) for o in output_strs]
+    return kernels.tokens.pad_prompts_and_outputs(prompts, outputs, 0)
 
 
 def _padding_is_response(prompt_strs, output_strs, tokenizer):
@@ -77,10 +100,12 @@ tokenize_prompt_and_output = Exercise(
         Property("labels are the inputs one token later, and the mask marks the labels of the output", _one_row),
         Property("short rows are filled up on the right, and padding is never response", _several_rows),
         Property("prompt and output are encoded apart", _borders),
+        Property("no special token is added", _special_tokens),
     ),
     {
         "a mask aligned with input_ids instead of labels": _mask_of_inputs,
         "encoding prompt and output as one text": _encoded_together,
+        "special tokens before prompt and output": _with_special_tokens,
         "marking all that follows the prompt, padding included": _padding_is_response,
     },
     _tokens_without_padding,

@@ -1,4 +1,4 @@
-"""Exercises of notebooks 04 and 06: what happens to a batch of rollouts between sampling and the train step."""
+"""Exercises of notebooks 04 and 06: what becomes of a batch of rollouts between sampling and the train step."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,23 +10,24 @@ from rlhelpers.workbook.checks.exercise import Exercise, Property
 # ---- 04: rows for the train step
 
 
-def _groups(problems: int, G: int) -> dict:
-    questions = [Problem(f"{i}+{i}=", str(2 * i)) for i in range(1, problems + 1)]
+def _groups(*sizes: int) -> dict:
+    """A problem for each size of a group."""
+    questions = [Problem(f"{i}+{i}=", str(2 * i)) for i in range(1, len(sizes) + 1)]
     rollouts = [
         Rollout(p.question, [i], [Completion(f"{p.question}{j}", [j], "stop", [-1.0]) for j in range(G)])
-        for i, p in enumerate(questions)
+        for i, (p, G) in enumerate(zip(questions, sizes, strict=True))
     ]
     return {"problems": questions, "rollouts": rollouts}
 
 
 def _one_group() -> Iterator[dict]:
-    yield _groups(1, 2)
-    yield _groups(1, 4)
+    yield _groups(2)
+    yield _groups(4)
 
 
 def _several_groups() -> Iterator[dict]:
     yield _groups(2, 2)
-    yield _groups(3, 4)
+    yield _groups(4, 3, 4)
 
 
 def _rows(problems, rollouts):
@@ -63,35 +64,29 @@ class CountedPolicy:
     def score(self, batch: str) -> str:
         return f"log-probs of {batch} after {self.updates} updates"
 
-    def update(self, batch: str, old_log_probs: str) -> None:
+    def update(self, batch: str, old_log_probs: str) -> str:
         self.seen.append((batch, old_log_probs))
         self.updates += 1
+        return f"metrics of update {self.updates}"
 
 
 def _batches(sizes: tuple[int, ...]) -> Callable[[], Iterator[dict]]:
     return lambda: ({"batches": [f"batch {i}" for i in range(n)]} for n in sizes)
 
 
-def _what_was_seen(function: Callable, inputs: dict) -> list:
+def _what_was_seen(function: Callable, inputs: dict) -> dict:
     policy = CountedPolicy()
-    function(score=policy.score, update=policy.update, **inputs)
-    return policy.seen
+    returned = function(score=policy.score, update=policy.update, **inputs)
+    return {"seen by the updates": policy.seen, "returned": returned}
 
 
 def _scored_first(batches, score, update):
     old_log_probs = [score(batch) for batch in batches]
-    for batch, old in zip(batches, old_log_probs, strict=True):
-        update(batch, old)
+    return [update(batch, old) for batch, old in zip(batches, old_log_probs, strict=True)]
 
 
 def _scored_when_used(batches, score, update):
-    for batch in batches:
-        update(batch, score(batch))
-
-
-def _scored_once_too_late(batches, score, update):
-    for i, batch in enumerate(batches):
-        update(batch, score(batch) if i == 0 else f"log-probs of {batch} after 1 updates")
+    return [update(batch, score(batch)) for batch in batches]
 
 
 off_policy_updates = Exercise(
@@ -103,7 +98,6 @@ off_policy_updates = Exercise(
     ),
     {
         "scoring a batch just before its update, so that every ratio is 1": _scored_when_used,
-        "scoring after the first update": _scored_once_too_late,
     },
     _what_was_seen,
 )
