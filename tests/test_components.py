@@ -18,6 +18,8 @@ CELL = """
 import math
 from statistics import fmean
 
+import torch
+
 import rlhelpers.kernels as k
 from rlhelpers.kernels import grpo_train_step as package_step
 
@@ -50,6 +52,16 @@ def with_infinite():
 def with_twin():
     return twin(2)
 
+def with_undefined():
+    return undefined
+
+@torch.no_grad()
+def decorated():
+    return double(torch.ones(1))
+
+def stub():
+    raise NotImplementedError()
+
 def trains(*arguments, **settings):
     return package_step(*arguments, **settings)
 """
@@ -79,9 +91,23 @@ def test_constants_and_functions_that_call_each_other(notebook, tmp_path):
     assert module["even"](2) is True and module["even"](1) is None
 
 
-@pytest.mark.parametrize("name", ["infinite", "twin"])
+def test_a_decorated_function_brings_along_what_it_uses(notebook, tmp_path):
+    save_components([notebook["decorated"]])
+    module = {}
+    exec((tmp_path / FILE).read_text(encoding="utf-8"), module)
+    assert module["decorated"]().item() == 2
+
+
+def test_stubs_replace_nothing(notebook, tmp_path):
+    save_components([notebook["even"]])
+    kept = (tmp_path / FILE).read_text(encoding="utf-8")
+    assert save_components([notebook["even"], notebook["stub"]]) == ["stub"]
+    assert (tmp_path / FILE).read_text(encoding="utf-8") == kept
+
+
+@pytest.mark.parametrize("name", ["infinite", "twin", "undefined"])
 def test_what_cannot_be_saved_is_named(name, notebook, tmp_path):
-    with pytest.raises(ValueError, match=f"with_{name}: it uses {name}, which cannot be saved"):
+    with pytest.raises(ValueError, match=f"with_{name}: it uses {name}, which (cannot be saved|is not defined)"):
         save_components([notebook[f"with_{name}"]])
     assert not (tmp_path / FILE).exists()
 
@@ -98,14 +124,17 @@ def test_what_cannot_be_saved_is_named(name, notebook, tmp_path):
 def test_what_a_step_must_return(metadata, message):
     good = {"rewards": [1.0, 0.0], "format_rewards": torch.ones(2), "mean_reward": 0.5, "mean_format_reward": 1.0}
     good |= {"grad_norm": torch.tensor(2.0), "token_entropy": None}
-    metrics = as_metrics(torch.tensor(0.5), good, 2)
+    metrics = as_metrics((torch.tensor(0.5), good), 2)
     assert metrics["loss"] == 0.5 and metrics["grad_norm"] == 2.0 and metrics["token_entropy"] is None
     assert metrics["rewards"].tolist() == [1.0, 0.0]
     with pytest.raises(ValueError, match=f"grpo_train_step: {message}"):
-        as_metrics(0.5, good | metadata, 2)
+        as_metrics((0.5, good | metadata), 2)
     for name in NEEDED:
         with pytest.raises(ValueError, match=f"grpo_train_step: its metadata lacks {name}"):
-            as_metrics(0.5, {key: value for key, value in good.items() if key != name}, 2)
+            as_metrics((0.5, {key: value for key, value in good.items() if key != name}), 2)
+    for nothing in (None, 0.5, (0.5,), (0.5, None)):
+        with pytest.raises(ValueError, match=r"grpo_train_step: it returned .* accepted is \(loss, metadata\)"):
+            as_metrics(nothing, 2)
 
 
 def test_own_components_and_own_cells_do_not_mix():
@@ -126,6 +155,7 @@ def test_the_package_is_the_default():
         (None, "there is no my_components.py here; notebook 03 saves it"),
         ("def other(): pass", "holds no function grpo_train_step"),
         ("import no_such_module", "cannot be run, ModuleNotFoundError"),
+        ("def grpo_train_step(model): pass", "does not take what the loop gives: got an unexpected keyword"),
     ],
 )
 def test_bad_modules_are_named(tmp_path, monkeypatch, text, message):

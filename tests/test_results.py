@@ -88,3 +88,19 @@ def test_two_runs_in_one_column_are_an_error(roots, write_run):
     write_run(committed, learning_rate=1e-3)
     with pytest.raises(ValueError, match="by: two runs have estimator='grpo' and seed 0"):
         read_curves(list_runs("04_grpo"), "val_reward", "estimator")
+
+
+def test_a_folder_that_cannot_be_read_is_left_out_with_a_warning(roots, write_run):
+    own, committed = roots
+    write_run(committed)
+    for seed, name in enumerate(("run.json", "config.yaml", "metrics.jsonl"), start=1):
+        (write_run(own, seed) / name).write_text("", encoding="utf-8")
+    with pytest.warns(UserWarning, match=r"seed=\d is left out: ") as warned:
+        assert list_runs("04_grpo")["seed"].tolist() == [0]
+    assert len(warned) == 3
+
+
+def test_a_misspelt_setting_is_named(roots, write_run):
+    write_run(roots[1])
+    with pytest.raises(ValueError, match="except_for: there is no setting estimatr"):
+        comparable(list_runs("04_grpo"), defaults(), except_for=["estimatr"])

@@ -11,6 +11,7 @@ from rlhelpers import cli, paths
 from rlhelpers.workbook.exercises import write_exercises
 
 NOTEBOOKS = sorted(path.name for path in (paths.ROOT / "notebooks").glob("*.ipynb"))
+EMPTY = nbformat.writes(nbformat.v4.new_notebook())
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -90,6 +91,18 @@ def test_somebodys_work_is_not_overwritten(tmp_path, capsys):
     assert cli.main(["exercises", str(tmp_path)]) == 1
     assert f"{NOTEBOOKS[-1]} exists already" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == [NOTEBOOKS[-1]]
+
+
+def test_a_notebook_that_nbgrader_does_not_take_leaves_nothing_behind(tmp_path, monkeypatch):
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.setattr(paths, "ROOT", tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds no notebook"):
+        write_exercises(tmp_path / "new")
+    for name in ("01_good", "02_bad"):
+        (tmp_path / f"notebooks/{name}.ipynb").write_text("no JSON" if "bad" in name else EMPTY, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"02_bad\.ipynb: "):
+        write_exercises(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_command(tmp_path, capsys):

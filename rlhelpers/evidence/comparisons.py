@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -28,13 +29,16 @@ def compare_curves(runs: pd.DataFrame, metrics: Sequence[str], by: str, title: s
                 not_measured(axes)
                 continue
             for i, name in enumerate(runs[by].unique()):
-                _seeds(axes, curves[name], str(name), COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS)])
+                _seeds(axes, curves[name], str(name), COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)])
             step_axis(axes)
         for axes in list(panels.flat)[len(metrics) :]:
             axes.set_visible(False)
         for axes in panels[-1]:
             axes.set_xlabel("rollout step")
-        named = {label: line for axes in panels.flat for line, label in zip(*axes.get_legend_handles_labels())}  # noqa: B905
+        named: dict[str, Artist] = {}
+        for axes in panels.flat:  # a method may lack the metric of one panel
+            lines, labels = axes.get_legend_handles_labels()
+            named |= dict(zip(labels, lines, strict=True))
         figure.legend(named.values(), named, loc="outside lower center", ncols=3, fontsize="small")
         figure.suptitle(title)
     return figure
@@ -76,5 +80,5 @@ def compare_finals(curves: pd.DataFrame, label: str, title: str) -> Figure:
         axes.plot([], [], "s", color=COLOURS[1], label="mean, 95 % t-interval")
         axes.set_xticks(range(len(methods)), [f"{m}\n{seed_count(finals[m].count())}" for m in methods])
         axes.set(xlabel=label, ylabel="final validation reward", ylim=(-0.02, 1.02), title=title)
-        axes.legend(fontsize="small", loc="lower left")
+        figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     return figure

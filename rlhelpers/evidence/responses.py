@@ -115,7 +115,7 @@ def category_counts(graded: pd.DataFrame) -> pd.DataFrame:
 
 def draw_examples(graded: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
     """`count` rows at random, runs and prompts in turn as far as each has any; fewer rows come back all."""
-    shuffled = graded.sample(frac=1, random_state=seed)
+    shuffled = graded.sample(frac=1, random_state=seed % 2**32)  # numpy takes no larger seed
     turn = shuffled.groupby(["run", "prompt"]).cumcount()
     return shuffled.loc[turn.sort_values(kind="stable").index[:count]]
 

@@ -1,6 +1,7 @@
 """Many finished runs as tables: which there are, those that may be compared, and one metric of all of them."""
 
 import json
+import warnings
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,19 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
     `row` as the whole of it, `minutes` of wall clock, and `folder`.
 
     Read from data/results, which is committed, and from data/runs; of two runs with the same experiment, variant and
-    seed the one in data/runs counts.  Raises FileNotFoundError where there is none.
+    seed the one in data/runs counts.  A folder that cannot be read is left out with a warning.  Raises
+    FileNotFoundError where there is none.
     """
     found = {}
     for root in (paths.RESULTS,) if committed_only else (paths.RESULTS, paths.RUNS):
         for experiment in experiments:
             for file in sorted((root / experiment).glob("*/seed=*/run.json")):
-                about = json.loads(file.read_text(encoding="utf-8"))
-                if about["status"] == "complete" and ".earlier-" not in file.parent.name:
-                    found[file.parent.relative_to(root)] = _describe(file.parent)
+                try:
+                    about = json.loads(file.read_text(encoding="utf-8"))
+                    if about["status"] == "complete" and ".earlier-" not in file.parent.name:
+                        found[file.parent.relative_to(root)] = _describe(file.parent)
+                except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+                    warnings.warn(f"{file.parent} is left out: {type(error).__name__}: {error}", stacklevel=2)
     if not found:
         names = ", ".join(experiments)
         raise FileNotFoundError(f"no complete run of {names} in data/results or data/runs; the notebooks make them")
@@ -49,6 +54,8 @@ def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], except_for: Coll
     `settings`: RunConfig.model_dump(mode="json").  Runs that differ only in bookkeeping are one run done again; the
     last one listed counts, which is one of data/runs where there is one.
     """
+    if unknown := set(except_for) - set(settings):
+        raise ValueError(f"except_for: there is no setting {', '.join(sorted(unknown))}")
     wanted = {"row" if name == "estimator" else name: value for name, value in settings.items()}
     matters = [name for name in wanted if name not in BOOKKEEPING]
     free = {"row" if name == "estimator" else name for name in except_for}

@@ -1,6 +1,7 @@
 """The train step of a run: the package's, or the reader's own, as notebook 03 saves it."""
 
 import ast
+import builtins
 import importlib.util
 import inspect
 import symtable
@@ -33,21 +34,28 @@ def load_train_step(components: str) -> Callable:
     if not file.is_file():
         raise ValueError(f"components: got {components!r}, but there is no {FILE} here; notebook 03 saves it")
     spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         raise ValueError(f"components: {FILE} cannot be run, {type(error).__name__}: {error}") from error
     if not callable(getattr(module, "grpo_train_step", None)):
         raise ValueError(f"components: {FILE} holds no function grpo_train_step; notebook 03 saves one")
+    try:
+        inspect.signature(module.grpo_train_step).bind(**dict.fromkeys(inspect.signature(grpo_train_step).parameters))
+    except TypeError as error:
+        raise ValueError(f"components: grpo_train_step of {FILE} does not take what the loop gives: {error}") from error
     return module.grpo_train_step
 
 
-def as_metrics(loss: Tensor | float, metadata: Mapping[str, Any], batch_size: int) -> dict[str, Any]:
+def as_metrics(result: tuple[Tensor | float, Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
     """What a train step returned, for the log: `rewards` and `format_rewards` as tensors, (batch_size,), and numbers.
 
     Raises ValueError naming what the loop needs and the step did not give, or gave as something else.
     """
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
+        raise ValueError(f"grpo_train_step: it returned {type(result).__name__}; accepted is (loss, metadata)")
+    loss, metadata = result
     missing = [name for name in NEEDED if name not in metadata]
     if missing:
         raise ValueError(f"grpo_train_step: its metadata lacks {', '.join(missing)}")
@@ -64,22 +72,29 @@ def as_metrics(loss: Tensor | float, metadata: Mapping[str, Any], batch_size: in
     return metrics
 
 
-def save_components(functions: Sequence[Callable]) -> None:
+def save_components(functions: Sequence[Callable]) -> list[str]:
     """Write functions that were defined in a notebook to my_components.py in the working directory, with what they use
     of the notebook: imports, constants, and other functions.
 
-    Raises ValueError naming what cannot be written down so, before the file is touched.
+    Returns the names of those that are stubs; if there are any, nothing is written.  Raises ValueError naming what
+    cannot be written down so, before the file is touched.
     """
+    if stubs := [f.__name__ for f in functions if "raise NotImplementedError" in inspect.getsource(f)]:
+        return stubs
     sources: dict[str, str] = {}
     imports: set[str] = set()
     for function in functions:
         _collect(function, sources, imports)
     head = ['"""Functions written in notebook 03."""', "\n".join(sorted(imports))]
     write_atomically(Path(FILE), "\n\n".join([*head, *sources.values()]) + "\n")
+    return []
 
 
 def _collect(function: Callable, sources: dict[str, str], imports: set[str]) -> None:
     """Add the function's source, after what it uses."""
+    function = inspect.unwrap(function)  # what a decorator wraps
+    if function.__code__.co_freevars:
+        raise ValueError(f"{function.__name__}: it uses {function.__code__.co_freevars[0]} of an enclosing function")
     source = textwrap.dedent(inspect.getsource(function))
     sources[function.__name__] = source  # already here, for functions that call each other
     for name in sorted(_global_names(symtable.symtable(source, function.__name__, "exec"))):
@@ -92,7 +107,12 @@ def _collect(function: Callable, sources: dict[str, str], imports: set[str]) -> 
             elif _is_literal(value):
                 sources[name] = f"{name} = {value!r}"
             else:
-                raise ValueError(f"{function.__name__}: it uses {name}, which cannot be saved; define it inside")
+                raise ValueError(
+                    f"{function.__name__}: it uses {name}, which cannot be saved; define it inside the function, or "
+                    "import its module and name it from there, as in torch.zeros"
+                )
+        elif name not in sources and not hasattr(builtins, name):
+            raise ValueError(f"{function.__name__}: it uses {name}, which is not defined")
     sources[function.__name__] = sources.pop(function.__name__).rstrip()
 
 

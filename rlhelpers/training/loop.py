@@ -81,7 +81,7 @@ class Run:
             metrics: dict[str, Any] = {"step": step}
             if step > 0:
                 train_metrics, rows = self.step(step)
-                metrics |= train_metrics
+                metrics = train_metrics | metrics
                 has_learned |= metrics["grad_norm"] != 0
                 skipped += metrics.get("skipped_update", 0) * config.updates_per_step
                 if keep_rollouts:
@@ -138,7 +138,7 @@ class Run:
 
     def _update(self, batch: Sequence[Sample], old_log_probs: torch.Tensor | None) -> dict[str, Any]:
         config = self.config
-        loss, metadata = self.train_step(
+        result = self.train_step(
             self.policy,
             self.tokenizer,
             self.optimizer,
@@ -155,7 +155,7 @@ class Run:
             rollout_token_ids=_token_ids(batch),
             temperature=config.temperature,
         )
-        return components.as_metrics(loss, metadata, len(batch))
+        return components.as_metrics(result, len(batch))
 
     def _old_log_probs(self, batch: Sequence[Sample]) -> torch.Tensor | None:
         if self.config.estimator.importance_reweighting_method == "none":

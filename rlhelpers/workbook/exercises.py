@@ -11,22 +11,32 @@ from rlhelpers import paths
 def write_exercises(folder: str | Path) -> list[Path]:
     """Write each notebook of `notebooks/` to `folder` as a student gets it; returns the files.
 
-    Raises ModuleNotFoundError where nbgrader is missing, and FileExistsError naming a notebook that stands in the
-    folder already, before anything is written: it may hold somebody's work.
+    Before anything is written it raises ModuleNotFoundError where nbgrader is missing, FileNotFoundError where there is
+    no notebook, FileExistsError naming a notebook that stands in the folder already (it may hold somebody's work), and
+    ValueError naming a notebook that nbgrader does not take.
     """
-    preprocessors = _preprocessors()
+    folder, preprocessors = Path(folder).expanduser(), _preprocessors()
     sources = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
-    files = [Path(folder) / source.name for source in sources]
-    for file in files:
-        if file.exists():
-            raise FileExistsError(f"{file} exists already; choose another folder")
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    for source, file in zip(sources, files, strict=True):
+    if not sources:
+        raise FileNotFoundError(f"{paths.ROOT / 'notebooks'} holds no notebook")
+    for source in sources:
+        if (folder / source.name).exists():
+            raise FileExistsError(f"{folder / source.name} exists already; choose another folder")
+    notebooks = {folder / source.name: _stripped(source, preprocessors) for source in sources}
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, notebook in notebooks.items():
+        nbformat.write(notebook, file)
+    return list(notebooks)
+
+
+def _stripped(source: Path, preprocessors: list) -> nbformat.NotebookNode:
+    try:
         notebook, resources = nbformat.read(source, as_version=4), {}
         for preprocessor in preprocessors:
             notebook, resources = preprocessor.preprocess(notebook, resources)
-        nbformat.write(notebook, file)
-    return files
+    except Exception as error:  # nbgrader raises errors of many kinds
+        raise ValueError(f"{source.name}: {type(error).__name__}: {error}") from error
+    return notebook
 
 
 def _preprocessors() -> list:

@@ -16,10 +16,20 @@ def word_reward(response: str, ground_truth: str) -> dict[str, float]:
     return {"reward": answer_reward, "format_reward": format_reward, "answer_reward": answer_reward}
 
 
+def _weighted_reward(response: str, ground_truth: str) -> dict[str, float]:
+    """The same with a total that is neither part."""
+    grade = word_reward(response, ground_truth)
+    return grade | {"reward": 0.5 * grade["answer_reward"] + 0.25 * grade["format_reward"]}
+
+
 def _graded() -> Iterator[dict]:
-    for responses in (["4"], ["4", "4 or 5"], ["5", "4", "I say 4", "4"]):
-        truths = ["4"] * len(responses)
-        yield {"reward_fn": word_reward, "rollout_responses": responses, "repeated_ground_truths": truths}
+    for responses, truths in (
+        (["4"], ["4"]),
+        (["4", "4 or 5"], ["4", "4"]),
+        (["5", "4", "I say 4", "9"], ["4", "4", "9", "9"]),
+    ):
+        for reward_fn in (word_reward, _weighted_reward):
+            yield {"reward_fn": reward_fn, "rollout_responses": responses, "repeated_ground_truths": truths}
 
 
 def _swapped(reward_fn, rollout_responses, repeated_ground_truths):
@@ -63,12 +73,18 @@ def _grpo_groups() -> Iterator[dict]:
     yield _groups([1.0, 0.0, 0.0, 0.0])
     yield _groups([1.0, 0.0, 0.0], [1.0, 1.0, 0.0])
     yield _groups([0.5, 0.1, 0.9], [3.0, 1.0, 2.0])
+    yield _groups([0.5, 0.51])
 
 
 def _equal_groups() -> Iterator[dict]:
     yield _groups([1.0, 1.0])
     yield _groups([0.9, 0.9, 0.9])
     yield _groups([0.0, 0.0, 0.0], [1.0, 0.0, 0.0])
+
+
+def _rft_groups() -> Iterator[dict]:
+    for groups in (_grpo_groups, _equal_groups):
+        yield from _with(groups, baseline="none", advantage_normalizer="none")()
 
 
 def _with(first: Callable[[], Iterator[dict]], **settings) -> Callable[[], Iterator[dict]]:
@@ -109,7 +125,8 @@ compute_group_normalized_rewards = Exercise(
         Property("a group of equal rewards gives zero", _equal_groups),
         Property("eps is added to the standard deviation", _with(_grpo_groups, advantage_eps=0.5)),
         Property("Dr. GRPO: r - mu", _with(_grpo_groups, advantage_normalizer="none")),
-        Property("RFT: r itself", _with(_grpo_groups, baseline="none", advantage_normalizer="none")),
+        Property("RFT: r itself, also where all are right", _rft_groups),
+        Property("no baseline, and still a normalizer", _with(_grpo_groups, baseline="none")),
         Property("MaxRL: (r - mu) / (mu + eps)", _with(_grpo_groups, advantage_normalizer="mean", advantage_eps=0.1)),
     ),
     {

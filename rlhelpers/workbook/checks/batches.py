@@ -14,7 +14,7 @@ def _groups(*sizes: int) -> dict:
     """A problem for each size of a group."""
     questions = [Problem(f"{i}+{i}=", str(2 * i)) for i in range(1, len(sizes) + 1)]
     rollouts = [
-        Rollout(p.question, [i], [Completion(f"{p.question}{j}", [j], "stop", [-1.0]) for j in range(G)])
+        Rollout(f"User: {p.question}", [i], [Completion(f"{p.question}{j}", [j], "stop", [-1.0]) for j in range(G)])
         for i, (p, G) in enumerate(zip(questions, sizes, strict=True))
     ]
     return {"problems": questions, "rollouts": rollouts}

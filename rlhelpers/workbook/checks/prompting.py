@@ -136,7 +136,7 @@ in_substance = Exercise(
         Property("the answer at the end of a sentence counts", _statements(("18", "18"), ("So it is 18.", "18"))),
         Property(
             "a number inside a longer number is another number",
-            _statements(("180", "18"), ("118", "18"), ("It costs 18.75 dollars.", "18")),
+            _statements(("180", "18"), ("118", "18"), ("It costs 18.75 dollars.", "18"), ("It is 18.4.", "18")),
         ),
         Property(
             "a number on the way is not the answer",
@@ -144,13 +144,20 @@ in_substance = Exercise(
         ),
         Property(
             "the value counts, not how it is written",
-            _statements(("It is 18.0.", "18"), ("That makes $1,800 in all.", "1800"), ("It is 1,800,000.", "1800000")),
+            _statements(
+                ("It is 18.0.", "18"),
+                ("It is 1800.", "1800"),
+                ("That makes $1,800 in all.", "1800"),
+                ("It is 1,800,000.", "1800000"),
+            ),
         ),
         Property(
             "a minus sign belongs to its number, a minus between two numbers does not",
             _statements(("It is -3 degrees.", "-3"), ("It is -3 degrees.", "3"), ("3 apples are left: 8-5", "5")),
         ),
-        Property("a text without a number is wrong, and no error", _statements(("", "18"), ("Eighteen.", "18"))),
+        Property(
+            "a text without a number is wrong, and no error", _statements(("", "18"), ("Eighteen, I think.", "18"))
+        ),
     ),
     {
         "looking for the digits of the ground truth anywhere": lambda text, ground_truth: ground_truth in text,

@@ -16,22 +16,22 @@ def _rows_of(names: tuple[str, ...], **changes: dict) -> Callable[[], dict[str, 
     return rows
 
 
-def _no_arguments() -> Iterator[dict]:
-    yield {}
+def _asking_for(row: str) -> Callable[[], Iterator[dict]]:
+    return lambda: iter([{"row": row}])
 
 
-def _cells(*names: str) -> Callable[[Callable, dict], dict]:
-    return lambda function, inputs: {row: function()[row].step_arguments() for row in names}
+def _cells(function: Callable, inputs: dict) -> dict:
+    row = function()[inputs["row"]]
+    return {"name": row.name, **row.step_arguments()}
 
 
 def _row_exercise(exercise: str, names: tuple[str, ...], mistakes: dict[str, dict]) -> Exercise:
-    # One property for all rows: the report shows the rows that are wanted only where something is wrong.
     return Exercise(
         exercise,
         _rows_of(names),
-        (Property(f"the rows {', '.join(names)}, cell by cell", _no_arguments),),
+        tuple(Property(f"the row {name}, cell by cell", _asking_for(name)) for name in names),
         {sentence: _rows_of(names, **changes) for sentence, changes in mistakes.items()},
-        _cells(*names),
+        _cells,
     )
 
 

@@ -38,6 +38,7 @@ def _whole_batches() -> Iterator[dict]:
 def _cut_steps(**settings) -> Iterator[dict]:
     yield _step(microbatches=2, **settings)
     yield _step(microbatches=4, **settings)
+    yield _step(SILENT + ROLLOUTS, microbatches=2, **settings)  # 3 rows and 1, once the silent ones are left out
 
 
 def _with_silent_groups() -> Iterator[dict]:
@@ -46,6 +47,7 @@ def _with_silent_groups() -> Iterator[dict]:
 
 
 def _variants() -> Iterator[dict]:
+    yield _step(advantage_eps=0.5)
     yield _step(advantage_normalizer="none", **CONSTANT)
     yield _step(baseline="none", advantage_normalizer="none", **CONSTANT)
     yield _step(advantage_normalizer="mean", **CONSTANT)
@@ -55,6 +57,7 @@ def _off_policy() -> Iterator[dict]:
     yield _step(importance_reweighting_method="noclip")
     yield _step(importance_reweighting_method="grpo", cliprange=0.2, microbatches=2)
     yield _step(importance_reweighting_method="gspo", cliprange=3e-2, microbatches=4)
+    yield _step(importance_reweighting_method="cispo", cliprange=0.1)
 
 
 def _clipped() -> Iterator[dict]:
@@ -163,8 +166,8 @@ grpo_train_step = Exercise(
         Property("constant: nor does it here", functools.partial(_cut_steps, **CONSTANT)),
         Property("rows without an advantage change nothing, also where there are no others", _with_silent_groups),
         Property("the gradient's norm is clipped once, and reported as it was before", _clipped),
-        Property("Dr. GRPO, RFT and MaxRL", _variants),
-        Property("off-policy: noclip, grpo, gspo", _off_policy),
+        Property("eps, Dr. GRPO, RFT and MaxRL", _variants),
+        Property("off-policy: noclip, grpo, gspo, cispo", _off_policy),
         Property("temperature divides the logits", _tempered),
         Property("token ids that were sampled are what is scored", _sampled_ids),
     ),
