@@ -27,7 +27,7 @@ def _one_group() -> Iterator[dict]:
 
 def _several_groups() -> Iterator[dict]:
     yield _groups(2, 2)
-    yield _groups(4, 3, 4)
+    yield _groups(4, 4, 4)
 
 
 def _rows(problems, rollouts):

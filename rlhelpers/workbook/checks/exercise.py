@@ -5,8 +5,9 @@ So one rule judges them all: on each input, the reader's function must give what
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rlhelpers.workbook.checks.values import agree, describe, show
@@ -54,7 +55,7 @@ class Exercise:
     def repairs(self, buggy: Callable, function: Callable) -> float:
         """The same for the repair of `buggy`, which runs without an error and is wrong; at the end, the smallest input
         that shows the bug, as the reader's own test would."""
-        share = self(function)
+        share = replace(self, mistakes={"the bug itself": buggy})(function)
         if share == 1:
             for prop in self.properties:
                 if failure := self._first_failure(buggy, prop):
@@ -123,7 +124,8 @@ class Exercise:
     def _observed(self, function: Callable, inputs: dict[str, Any]) -> Any:
         """On copies, so that a function that changes its arguments changes no other's."""
         try:
-            return self.observe(function, copy.deepcopy(inputs))
+            with warnings.catch_warnings(action="ignore"):  # nbgrader takes what is written to stderr for a failure
+                return self.observe(function, copy.deepcopy(inputs))
         except Exception as error:  # the reader's code may raise anything; it is shown as what was got
             return Raised(f"{type(error).__name__}: {error}")
 
