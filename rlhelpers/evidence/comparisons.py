@@ -1,4 +1,5 @@
-"""Pictures of many runs: every seed thin, the mean thick, its 95 % interval as a band, the number of seeds told."""
+"""Pictures of many runs: every seed thin, the mean thick, its 95 % interval as a band from three seeds on, and the
+number of seeds told."""
 
 from collections.abc import Sequence
 
@@ -28,8 +29,14 @@ def compare_curves(runs: pd.DataFrame, metrics: Sequence[str], by: str, title: s
             if curves.empty:
                 not_measured(axes)
                 continue
-            for i, name in enumerate(runs[by].unique()):
-                _seeds(axes, curves[name], str(name), COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)])
+            styles = [(COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)]) for i in range(len(runs))]
+            methods = list(zip(runs[by].unique(), styles, strict=False))
+            for name, (colour, line) in methods:
+                _seeds(axes, curves[name], str(name), colour, line)
+            limits = axes.get_ylim()  # of the seeds; the intervals of few of them reach far beyond
+            for name, (colour, _) in methods:
+                _band(axes, curves[name], colour)
+            axes.set_ylim(limits)
             step_axis(axes)
         for axes in list(panels.flat)[len(metrics) :]:
             axes.set_visible(False)
@@ -48,13 +55,17 @@ def _seeds(axes: Axes, curves: pd.DataFrame, name: str, colour: str, line: str) 
     """One method: `curves` has a column for each seed."""
     curves = curves.dropna(how="all")
     axes.plot(curves, color=colour, linewidth=0.7, alpha=0.5, linestyle=line)
-    n = curves.shape[1]
-    axes.plot(curves.mean(axis=1), color=colour, linewidth=2, linestyle=line, label=f"{name}, {seed_count(n)}")
-    if n > 1:
+    label = f"{name}, {seed_count(curves.shape[1])}"
+    axes.plot(curves.mean(axis=1), color=colour, linewidth=2, linestyle=line, label=label)
+
+
+def _band(axes: Axes, curves: pd.DataFrame, colour: str) -> None:
+    """The interval at each step, from three seeds on: that of two says next to nothing."""
+    curves = curves.dropna(how="all")
+    if curves.shape[1] > 2:
         intervals = [t_interval(row.dropna()) for _, row in curves.iterrows()]
-        axes.fill_between(
-            curves.index, [i.low for i in intervals], [i.high for i in intervals], color=colour, alpha=0.12, lw=0
-        )
+        low, high = [i.low for i in intervals], [i.high for i in intervals]
+        axes.fill_between(curves.index, low, high, color=colour, alpha=0.12, lw=0)
 
 
 def compare_finals(curves: pd.DataFrame, label: str, title: str) -> Figure:

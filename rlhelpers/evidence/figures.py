@@ -23,6 +23,7 @@ STYLE = {
     "axes.titlesize": "medium",
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
+    "figure.dpi": 80,  # large enough to read, small enough for a repository page
 }
 
 
