@@ -18,7 +18,7 @@ BOOKKEEPING = {"experiment", "variant", "seed", "device", "gradient_accumulation
 
 def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
     """The complete runs of some experiments, one row each: the settings of config.yaml, `estimator` as its name and
-    `row` as the whole of it, `minutes` of wall clock, and `folder`.
+    `row` as the whole of it, `minutes` of wall clock, `folder`, and `metrics` as read_metrics gives them.
 
     Read from data/results, which is committed, and from data/runs; of two runs with the same experiment, variant and
     seed the one in data/runs counts.  A folder that cannot be read is left out with a warning.  Raises
@@ -44,8 +44,9 @@ def _describe(folder: Path) -> dict[str, Any]:
     settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     settings.setdefault("components", "package")  # older runs had no choice
     row = settings.pop("estimator")
-    minutes = read_metrics(folder)["seconds"].sum() / 60
-    return settings | {"estimator": row["name"], "row": row, "minutes": minutes, "folder": folder}
+    metrics = read_metrics(folder)
+    minutes = metrics["seconds"].sum() / 60
+    return settings | {"estimator": row["name"], "row": row, "minutes": minutes, "folder": folder, "metrics": metrics}
 
 
 def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], except_for: Collection[str]) -> pd.DataFrame:
@@ -76,7 +77,7 @@ def read_curves(runs: pd.DataFrame, metric: str, by: str) -> pd.DataFrame:
         column = getattr(run, by), run.seed
         if column in columns:
             raise ValueError(f"by: two runs have {by}={column[0]!r} and seed {column[1]}; {run.folder} is one of them")
-        columns[column] = read_metrics(run.folder).get(metric, pd.Series(dtype=float))
+        columns[column] = run.metrics.get(metric, pd.Series(dtype=float))
     table = pd.DataFrame(columns)
     table.columns = pd.MultiIndex.from_tuples(columns, names=[by, "seed"])
     return table.dropna(how="all").sort_index()

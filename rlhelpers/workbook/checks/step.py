@@ -1,11 +1,11 @@
 """Exercise of notebook 03: one step of training, with all that can go wrong in it."""
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from transformers import Olmo2ForCausalLM
 
 from rlhelpers import kernels
 from rlhelpers.kernels.logprobs import score_batch
@@ -77,7 +77,7 @@ def _sampled_ids() -> Iterator[dict]:
 def _weights_after(function: Callable, inputs: dict) -> dict[str, Tensor | float]:
     """One step of SGD from the same weights, with a stale gradient lying about: the update, summed up in two numbers
     for each of the two ends of the model, the loss, and the metadata that the training loop reads."""
-    policy, tokenizer = _fresh_policy(), tiny_tokenizer()
+    policy, tokenizer = copy.deepcopy(small_policy()), tiny_tokenizer()
     before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
     settings = dict(inputs)
     prompts, responses, truths = (list(column) for column in zip(*settings.pop("rollouts"), strict=True))
@@ -102,12 +102,6 @@ def _weights_after(function: Callable, inputs: dict) -> dict[str, Tensor | float
         if name in ("lm_head.weight", "model.embed_tokens.weight")
     }
     return {"loss": loss, **{name: metadata[name] for name in NEEDED}} | sums
-
-
-def _fresh_policy() -> Olmo2ForCausalLM:
-    policy = Olmo2ForCausalLM(small_policy().config).eval()
-    policy.load_state_dict(small_policy().state_dict())
-    return policy
 
 
 def _slightly_older(policy, tokenizer, prompts, responses) -> Tensor:
