@@ -14,6 +14,9 @@ from rlhelpers.evidence.runs import read_metrics
 
 # Settings that say where a run lies, how it was computed and what it left, and nothing about what was computed.
 BOOKKEEPING = {"experiment", "variant", "seed", "device", "gradient_accumulation_steps", "rollouts_every", "tracker"}
+BOOKKEEPING |= {"engine_gpu", "kv_cache_gib", "sleep_level"}
+# What runs did before there was a choice.
+BEFORE_A_CHOICE = {"components": "package", "engine": "torch", "rollouts_ahead": False}
 
 
 def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
@@ -41,9 +44,8 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
 
 
 def _describe(folder: Path) -> dict[str, Any]:
-    settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    settings.setdefault("components", "package")  # older runs had no choice
-    row = settings.pop("estimator")
+    settings = BEFORE_A_CHOICE | yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    row = {"engine_ratio_cap": None} | settings.pop("estimator")
     metrics = read_metrics(folder)
     minutes = metrics["seconds"].sum() / 60
     return settings | {"estimator": row["name"], "row": row, "minutes": minutes, "folder": folder, "metrics": metrics}

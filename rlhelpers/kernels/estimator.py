@@ -21,6 +21,7 @@ class Estimator:
     importance_reweighting_method: str | Reweighting = "none"
     cliprange: float | None = None
     advantage_eps: float = 1e-6
+    engine_ratio_cap: float | None = None
 
     def __post_init__(self):
         look_up("baseline", self.baseline, BASELINES)
@@ -36,7 +37,7 @@ class Estimator:
 
     def step_arguments(self) -> dict:
         """The row as keyword arguments of `grpo_train_step`."""
-        return {cell: value for cell, value in vars(self).items() if cell != "name"}
+        return {cell: value for cell, value in vars(self).items() if cell not in ("name", "engine_ratio_cap")}
 
 
 _ROWS = [

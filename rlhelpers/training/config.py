@@ -49,6 +49,16 @@ class RunConfig(BaseModel):
     n_train_examples: Count = 6400
     n_val_examples: Count = 512
 
+    engine: Literal["torch", "vllm", "vllm-server"] = Field(
+        "torch", description="what samples: this process, vLLM on the policy's device, or a vLLM server"
+    )
+    engine_gpu: int | None = Field(None, ge=0, description="the server's GPU; None: the one after the policy's")
+    kv_cache_gib: float = Field(1.0, gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB")
+    sleep_level: Literal[0, 1, 2] = Field(
+        0, description="vLLM on the policy's GPU gives back memory while training: 1 keeps its weights on the CPU"
+    )
+    rollouts_ahead: bool = Field(False, description="sample the next batch while training on this one")
+
     temperature: float = Field(1.0, ge=0.01, le=100)
     top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: Count = 64
@@ -72,6 +82,7 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _numbers_fit_together(self) -> Self:
+        server = self.engine == "vllm-server"
         group, train, steps = self.group_size, self.train_batch_size, self.gradient_accumulation_steps
         rules = [
             ("group_size", group > 1 or not self.estimator.needs_a_group, "at least 2 for this estimator"),
@@ -87,6 +98,15 @@ class RunConfig(BaseModel):
                 "components",
                 self.components == "package" or not any(map(callable, vars(self.estimator).values())),
                 '"package" for an estimator whose cells are functions',
+            ),
+            ("engine_gpu", self.engine_gpu is None or server, 'None unless engine is "vllm-server"'),
+            ("sleep_level", self.sleep_level == 0 or self.engine == "vllm", '0 unless engine is "vllm"'),
+            ("rollouts_ahead", not self.rollouts_ahead or server, 'False unless engine is "vllm-server"'),
+            (
+                "temperature",
+                # vLLM's log-probs are those before temperature, top_p and min_tokens, or those after all three.
+                self.engine == "torch" or self.temperature == 1 or (self.top_p == 1 and self.min_tokens == 0),
+                "1 for a vLLM engine, unless top_p=1 and min_tokens=0: its log-probs would not be comparable",
             ),
             ("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}"),
         ]
@@ -126,7 +146,13 @@ COURSE = {
     "learning_rate": 1e-5,
     "eval_every": 10,
 }
-PRESETS: dict[str, dict[str, Any]] = {"tiny": {}, "course": COURSE}
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "cpu-vllm": {"engine": "vllm"},
+    "course": COURSE,
+    "single-gpu": COURSE | {"engine": "vllm", "kv_cache_gib": 6.0, "sleep_level": 1},
+    "two-gpu": COURSE | {"engine": "vllm-server", "kv_cache_gib": 16.0},
+}
 # A run of seconds with the same code, for CI and for a first look.
 QUICK = {
     "experiment": "quick",
