@@ -1,5 +1,6 @@
 """The reader's own functions: saved from a notebook's namespace, loaded, and trained with."""
 
+import inspect
 import linecache
 import re
 
@@ -164,6 +165,18 @@ def test_bad_modules_are_named(tmp_path, monkeypatch, text, message):
         (tmp_path / FILE).write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=f"components: .*{re.escape(message)}"):
         load_train_step("mine")
+
+
+def test_a_step_need_know_token_weights_only_where_it_is_given_them(tmp_path, monkeypatch):
+    known = [name for name in inspect.signature(grpo_train_step).parameters if name != "token_weights"]
+    monkeypatch.chdir(tmp_path)
+    text = f"def grpo_train_step({', '.join(known)}): pass"
+    (tmp_path / FILE).write_text(text, encoding="utf-8")
+    assert callable(load_train_step("mine"))
+    with pytest.raises(ValueError, match=r"does not take what the loop gives: .*token_weights"):
+        load_train_step("mine", with_token_weights=True)
+    (tmp_path / FILE).write_text(text.replace("): pass", ", token_weights=None): pass"), encoding="utf-8")
+    assert callable(load_train_step("mine", with_token_weights=True))
 
 
 @pytest.mark.usefixtures("one_thread")

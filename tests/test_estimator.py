@@ -1,6 +1,7 @@
 """The table of methods equals the one in the design, cell by cell."""
 
 import inspect
+import math
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -58,3 +59,21 @@ def test_a_readers_own_functions_arrive_as_they_are():
 def test_a_row_cannot_be_changed_by_accident():
     with pytest.raises(FrozenInstanceError):
         ESTIMATORS["grpo"].cliprange = 0.5
+
+
+@pytest.mark.parametrize("cap", [1, 1.0, 2.0, 50])
+def test_a_cap_on_the_weights_against_the_engine_is_no_step_argument(cap):
+    row = Estimator("grpo_tis", engine_ratio_cap=cap)
+    assert row.engine_ratio_cap == cap
+    assert row.step_arguments() == ESTIMATORS["grpo"].step_arguments()
+    assert row != Estimator("grpo_tis")  # another method, so other runs
+
+
+def test_the_weights_against_the_engine_are_off_in_every_row():
+    assert {row.engine_ratio_cap for row in ESTIMATORS.values()} == {None}
+
+
+@pytest.mark.parametrize("cap", [0.99, 0, -1.0, math.inf, math.nan, True, "2"])
+def test_a_cap_that_would_weaken_agreement_is_refused(cap):
+    with pytest.raises(ValueError, match=f"engine_ratio_cap: got {cap!r}; accepted is a finite number of at least 1"):
+        Estimator("grpo_tis", engine_ratio_cap=cap)

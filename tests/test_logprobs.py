@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhelpers.kernels.logprobs import get_response_log_probs, score_batch, token_entropy
+from rlhelpers.kernels.logprobs import engine_mismatch, get_response_log_probs, score_batch, token_entropy
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -168,3 +168,71 @@ def test_score_batch_restores_the_mode_after_an_error(tiny_gpt2):
     with pytest.raises(ValueError, match="temperature"):
         score_batch(model, batch["input_ids"], batch["labels"], 2, temperature=0.0)
     assert model.training
+
+
+def apart(seed, spread, rows=4, width=9):
+    """Two policies' log-probs that are up to `spread` apart, and a mask of random lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    trainer = -3 * torch.rand(rows, width, generator=generator, dtype=torch.float64)
+    engine = trainer + spread * (2 * torch.rand(rows, width, generator=generator, dtype=torch.float64) - 1)
+    return trainer, engine, torch.arange(width) < torch.randint(0, width + 1, (rows, 1), generator=generator)
+
+
+@given(seed=st.integers(0, 10**6), spread=st.sampled_from([0.01, 0.15, 2.0]))
+@settings(deadline=None, max_examples=25)
+def test_mismatch_against_loops(seed, spread):
+    trainer, engine, mask = apart(seed, spread)
+    rows = zip(trainer.flatten().tolist(), engine.flatten().tolist(), mask.flatten().tolist(), strict=True)
+    pairs = [(t, e) for t, e, real in rows if real]
+    found = engine_mismatch(trainer, engine, mask)
+    if not pairs:
+        assert set(found.values()) == {None}
+        return
+    sizes = sorted(abs(t - e) for t, e in pairs)
+    place = 0.99 * (len(sizes) - 1)
+    below, share = int(place), place - int(place)
+    above = min(below + 1, len(sizes) - 1)
+    outside = [not 0.9 <= math.exp(t) / math.exp(e) <= 1.1 for t, e in pairs]
+    assert found == pytest.approx(
+        {
+            "mismatch_mean": sum(sizes) / len(sizes),
+            "mismatch_p99": sizes[below] * (1 - share) + sizes[above] * share,
+            "mismatch_max": sizes[-1],
+            "mismatch_outside": sum(outside) / len(outside),
+        },
+        abs=1e-6,
+    )
+
+
+def test_the_same_policy_has_no_mismatch():
+    trainer, _, mask = apart(0, 1.0)
+    assert engine_mismatch(trainer.requires_grad_(), trainer, mask.long()) == {
+        "mismatch_mean": 0.0,
+        "mismatch_p99": 0.0,
+        "mismatch_max": 0.0,
+        "mismatch_outside": 0.0,
+    }
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+def test_garbage_in_the_padding_is_no_mismatch(garbage):
+    trainer, engine, mask = apart(1, 1.0)
+    assert engine_mismatch(trainer, engine.masked_fill(~mask, garbage), mask) == engine_mismatch(trainer, engine, mask)
+
+
+def test_a_log_prob_that_is_no_number_is_not_hidden():
+    found = engine_mismatch(torch.zeros(1, 4), torch.tensor([[0.0, math.nan, 0.05, 0.0]]), torch.ones(1, 4))
+    assert found["mismatch_outside"] == 0.25
+    assert all(math.isnan(found[name]) for name in ("mismatch_mean", "mismatch_p99", "mismatch_max"))
+
+
+def test_without_a_token_nothing_was_measured():
+    trainer, engine, mask = apart(2, 1.0)
+    assert engine_mismatch(trainer, engine, torch.zeros_like(mask)) == dict.fromkeys(
+        ("mismatch_mean", "mismatch_p99", "mismatch_max", "mismatch_outside")
+    )
+
+
+def test_mismatch_of_shapes_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"trainer_log_probs has \(2, 3\), engine_log_probs has \(2, 4\)"):
+        engine_mismatch(torch.zeros(2, 3), torch.zeros(2, 4), torch.ones(2, 3))

@@ -12,6 +12,7 @@ from rlhelpers.kernels.losses import (
     compute_policy_gradient_loss,
     importance_ratio,
     masked_mean,
+    truncated_importance_weights,
 )
 
 METHODS = ["none", "noclip", "grpo", "gspo", "cispo"]
@@ -274,3 +275,65 @@ def test_masked_mean():
     values = torch.tensor([[1.0, math.nan], [3.0, math.inf]])
     assert masked_mean(values, torch.tensor([[1, 0], [1, 0]])) == 2.0
     assert masked_mean(values, torch.zeros(2, 2)) == 0.0
+
+
+# --- weights against the engine ---------------------------------------------------------------------------------------
+
+
+@given(seed=st.integers(0, 10**6), cap=st.sampled_from([1, 1.5, 2.0, 100.0]))
+@settings(deadline=None, max_examples=25)
+def test_truncated_weights_against_loops(seed, cap):
+    _, trainer, engine, mask = random_batch(seed)
+    weights = truncated_importance_weights(trainer, engine, mask, cap)
+    for row, t, e, m in zip(weights.tolist(), trainer.tolist(), engine.tolist(), mask.tolist(), strict=True):
+        expected = [min(math.exp(x) / math.exp(y), cap) if real else 1.0 for x, y, real in zip(t, e, m, strict=True)]
+        assert row == pytest.approx(expected, abs=1e-10)
+    assert torch.equal(weights, truncated_importance_weights(trainer, engine, mask.long(), cap))
+
+
+def test_truncated_weights_are_constants():
+    _, trainer, engine, mask = random_batch(6)
+    weights = truncated_importance_weights(trainer.requires_grad_(), engine.requires_grad_(), mask, 2.0)
+    assert not weights.requires_grad
+
+
+def test_where_engine_and_trainer_agree_no_cap_weakens_a_token():
+    _, trainer, _, mask = random_batch(7)
+    assert torch.equal(truncated_importance_weights(trainer, trainer, mask, 1.0), torch.ones_like(trainer))
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+def test_garbage_in_the_padding_reaches_no_truncated_weight(garbage):
+    _, trainer, engine, mask = random_batch(8)
+    clean = truncated_importance_weights(trainer, engine, mask, 2.0)
+    dirty = truncated_importance_weights(trainer, engine.masked_fill(~mask, garbage), mask, 2.0)
+    assert torch.equal(dirty, clean)
+    assert not mask.all() and (dirty[~mask] == 1).all()
+
+
+def test_the_impossible_token_and_the_missing_one():
+    """What the engine calls impossible weighs the cap; a log-prob that is no number stays none, for the step to see."""
+    trainer, mask = torch.full((1, 3), -1.0), torch.ones(1, 3)
+    weights = truncated_importance_weights(trainer, torch.tensor([[-math.inf, -1.0, math.nan]]), mask, 3.0)
+    assert weights[0, :2].tolist() == [3.0, 1.0] and weights[0, 2].isnan()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"engine_log_probs": torch.zeros(2, 2)}, r"policy_log_probs has \(2, 3\), engine_log_probs has \(2, 2\)"),
+        ({"mask": torch.ones(3)}, r"mask has \(3,\); all must have the same shape, \(batch, length\)"),
+        (
+            dict.fromkeys(("policy_log_probs", "engine_log_probs", "mask"), torch.ones(3)),
+            r"policy_log_probs has \(3,\)",
+        ),
+        *[
+            ({"cap": cap}, f"cap: got {cap!r}; accepted is a finite number of at least 1")
+            for cap in (0.99, 0, -2.0, math.inf, math.nan, None, True, "2")
+        ],
+    ],
+)
+def test_errors_of_the_truncated_weights(arguments, message):
+    good = {"policy_log_probs": torch.zeros(2, 3), "engine_log_probs": OLD, "mask": MASK, "cap": 2.0}
+    with pytest.raises(ValueError, match=message):
+        truncated_importance_weights(**good | arguments)

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from rlhelpers.kernels import compute_group_normalized_rewards, grpo_train_step
 from rlhelpers.kernels.estimator import ESTIMATORS
 from rlhelpers.kernels.logprobs import get_response_log_probs, score_batch
-from rlhelpers.kernels.losses import importance_ratio, no_clip
+from rlhelpers.kernels.losses import (
+    aggregate_loss_across_microbatch,
+    compute_policy_gradient_loss,
+    importance_ratio,
+    no_clip,
+    truncated_importance_weights,
+)
 from rlhelpers.kernels.tokens import encode, tokenize_prompt_and_output
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -73,6 +79,13 @@ def old_policy(model, tokenizer, rows, spread=0.4, seed=1):
     return scores + spread * (2 * noise - 1)
 
 
+def engine_weights(model, tokenizer, rows, cap=1.3):
+    """Weights against an engine that is up to e^0.6 off: some are truncated, some are below 1."""
+    scores = scores_of(model, tokenizer, rows)
+    engine = old_policy(model, tokenizer, rows, spread=0.6, seed=2)
+    return truncated_importance_weights(scores, engine, torch.ones_like(scores), cap)
+
+
 def arguments_of(name, model, tokenizer, rows):
     """A row of the table as arguments of the step, with whatever it needs."""
     return ESTIMATORS[name].step_arguments() | {
@@ -98,6 +111,9 @@ def naive_gradient(model, tokenizer, rows, arguments, naive_token_losses, temper
         losses = naive_token_losses(
             arguments["importance_reweighting_method"], advantages[i].item(), new, old, arguments["cliprange"]
         )
+        if "token_weights" in arguments:
+            of_row = [arguments["token_weights"][i, t - 1].item() for t in range(start, len(ids))]
+            losses = [weight * token_loss for weight, token_loss in zip(of_row, losses, strict=True)]
         by_sequence = arguments["loss_normalization"] == "sequence"
         loss = loss + sum(losses) / (len(losses) * len(rows) if by_sequence else Z)
     grads = torch.autograd.grad(loss, list(model.parameters()))
@@ -236,6 +252,92 @@ def test_a_batch_without_signal_changes_no_bit(name, tiny_gpt2, tokenizer):
     assert (metadata["grad_norm"], metadata["pruned_fraction"], metadata["clip_fraction"]) == (0.0, 1.0, 0.0)
     assert metadata["token_entropy"] is None
     assert metadata["skipped_update"] == 0.0
+
+
+# --- weights against the engine --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cuts", [1, 5, 12])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_weighted_gradient_is_that_of_the_plain_weighted_sum(name, cuts, tiny_gpt2, tokenizer, naive_token_losses):
+    model, rows = tiny_gpt2(), make_rows()
+    plain = arguments_of(name, model, tokenizer, rows)
+    weighted = plain | {"token_weights": engine_weights(model, tokenizer, rows)}
+    expected = naive_gradient(model, tokenizer, rows, weighted, naive_token_losses)
+    found, metadata = gradient(model, tokenizer, rows, cuts=cuts, **weighted)
+    assert_same(found, expected)
+    assert (found - gradient(model, tokenizer, rows, **plain)[0]).norm() > 0.01
+    assert metadata["pruned_rows"] > 0
+
+
+@given(case=steps(), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=25)
+def test_weights_follow_their_rows_through_order_pruning_and_cutting(case, seed, tiny_gpt2, tokenizer):
+    name, group_size, rows, cuts = case
+    model, shuffle = tiny_gpt2(), random.Random(seed)
+    arguments = arguments_of(name, model, tokenizer, rows) | {"token_weights": engine_weights(model, tokenizer, rows)}
+    groups = [list(range(i, i + group_size)) for i in range(0, len(rows), group_size)]
+    order = [i for group in shuffle.sample(groups, len(groups)) for i in shuffle.sample(group, group_size)]
+    whole, _ = gradient(model, tokenizer, rows, group_size, **arguments)
+    arguments |= {key: arguments[key][order] for key in ("old_log_probs", "token_weights")}
+    cut, _ = gradient(model, tokenizer, [rows[i] for i in order], group_size, cuts=cuts, **arguments)
+    assert_same(cut, whole, atol=1e-6)  # a group's std is summed in float32 and in another order
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 7.0])
+def test_weights_outside_the_responses_reach_no_gradient(garbage, tiny_gpt2, tokenizer):
+    model, rows = tiny_gpt2(), make_rows()
+    clean = engine_weights(model, tokenizer, rows)
+    mask = tokenize_prompt_and_output([row[0] for row in rows], [row[1] for row in rows], tokenizer)["response_mask"]
+    expected, _ = gradient(model, tokenizer, rows, cuts=3, token_weights=clean)
+    dirty = clean.masked_fill(~mask, garbage)
+    found, metadata = gradient(model, tokenizer, rows, cuts=3, token_weights=dirty)
+    assert torch.equal(found, expected)
+    assert metadata["skipped_update"] == 0.0
+
+
+def test_weights_are_constants_also_when_they_carry_a_gradient(tiny_gpt2, tokenizer):
+    model, rows = tiny_gpt2(), make_rows()
+    clean = engine_weights(model, tokenizer, rows)
+    attached = clean.clone().requires_grad_()
+    expected, _ = gradient(model, tokenizer, rows, token_weights=clean)
+    assert torch.equal(gradient(model, tokenizer, rows, token_weights=attached)[0], expected)
+    assert attached.grad is None
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_without_weights_the_step_is_bit_for_bit_the_kernels_composed(name, tiny_gpt2, tokenizer):
+    """No row of the table has a cap, and so none has weights: one batch through the kernels by hand, in float32, with
+    no row pruned."""
+    rows = make_rows([1.0, 0, 0, 0, 0, 1, 1, 1], LENGTHS[:8])
+    stepped, by_hand = tiny_gpt2(torch.float32), tiny_gpt2(torch.float32)
+    row = ESTIMATORS[name]
+    if row.baseline == "none":
+        rows = [(prompt, response, reward + 1) for prompt, response, reward in rows]  # 0 would be pruned
+    arguments = arguments_of(name, stepped, tokenizer, rows)
+    _, metadata = step(stepped, tokenizer, rows, **arguments)
+    assert metadata["pruned_rows"] == 0 and row.engine_ratio_cap is None
+
+    optimizer = torch.optim.SGD(by_hand.parameters(), lr=1.0)
+    batch = tokenize_prompt_and_output([r[0] for r in rows], [r[1] for r in rows], tokenizer)
+    advantages, _ = compute_group_normalized_rewards(
+        torch.tensor([r[2] for r in rows]), 4, row.baseline, row.advantage_eps, row.advantage_normalizer
+    )
+    loss, _ = compute_policy_gradient_loss(
+        advantages,
+        get_response_log_probs(by_hand, batch["input_ids"], batch["labels"])["log_probs"],
+        row.importance_reweighting_method,
+        arguments["old_log_probs"],
+        row.cliprange,
+        batch["response_mask"],
+    )
+    aggregate_loss_across_microbatch(loss, batch["response_mask"], row.loss_normalization, Z).backward()
+    optimizer.step()
+    assert torch.equal(weights(stepped), weights(by_hand))
+    ones = {"token_weights": torch.ones_like(arguments["old_log_probs"])}
+    again = tiny_gpt2(torch.float32)
+    step(again, tokenizer, rows, **arguments | ones)
+    assert torch.equal(weights(again), weights(by_hand))
 
 
 # --- what was sampled is what is scored -----------------------------------------------------------------------------
@@ -438,6 +540,8 @@ ONES = torch.ones(4, 5)  # two words of prompt, four of response
         (REWEIGHTED | {"old_log_probs": ONES, "cliprange": None}, "cliprange: got None"),
         (REWEIGHTED | {"old_log_probs": ONES[:, :4]}, r"old_log_probs: got shape \(4, 4\), wanted \(4, 5\)"),
         (REWEIGHTED | {"old_log_probs": ONES[:3]}, r"old_log_probs: got shape \(3, 5\), wanted \(4, 5\)"),
+        ({"token_weights": ONES[:, :4]}, r"token_weights: got shape \(4, 4\), wanted \(4, 5\)"),
+        *[({"token_weights": ONES * w}, "token_weights: not finite at a token") for w in (math.nan, math.inf)],
         ({"reward_fn": bad_rewards(None)}, "reward_fn: reward of response 0 is None"),
         ({"reward_fn": bad_rewards(math.nan)}, "reward_fn: reward of response 0 is nan"),
     ],

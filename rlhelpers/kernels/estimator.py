@@ -5,14 +5,19 @@ from dataclasses import dataclass
 import torch
 
 from rlhelpers.kernels.advantages import BASELINES, NORMALIZERS, Baseline, look_up
-from rlhelpers.kernels.losses import Reweighting, check_normalization, check_reweighting
+from rlhelpers.kernels.losses import Reweighting, check_normalization, check_ratio_cap, check_reweighting
 
 
 @dataclass(frozen=True)
 class Estimator:
     """A row.  Baseline, normalizer and reweighting may be the reader's own functions instead of names.
 
-    Raises ValueError for an unknown name, or a cliprange that the reweighting needs and does not have."""
+    `engine_ratio_cap`: C of truncated importance sampling.  Every token's loss is multiplied by min(pi_0 / mu, C),
+    where mu is the engine's policy, which sampled the token (losses.truncated_importance_weights).  None: off.  Below
+    1 it would weaken every token on which engine and trainer agree, and is refused.  The step takes the weights and
+    not the cap, so it is no step argument.
+
+    Raises ValueError for an unknown name, a cliprange that the reweighting needs and does not have, or such a cap."""
 
     name: str
     baseline: str | Baseline = "mean"
@@ -29,6 +34,8 @@ class Estimator:
         # Constant and old log-probs are the run's to give, not the row's.
         check_normalization(self.loss_normalization, normalization_constant=1.0)
         check_reweighting(self.importance_reweighting_method, torch.empty(0), self.cliprange)
+        if self.engine_ratio_cap is not None:
+            check_ratio_cap("engine_ratio_cap", self.engine_ratio_cap)
 
     @property
     def needs_a_group(self) -> bool:
@@ -36,7 +43,7 @@ class Estimator:
         return self.baseline == "mean" or self.advantage_normalizer == "std"
 
     def step_arguments(self) -> dict:
-        """The row as keyword arguments of `grpo_train_step`."""
+        """The row as keyword arguments of `grpo_train_step`; its weights against the engine depend on the batch."""
         return {cell: value for cell, value in vars(self).items() if cell not in ("name", "engine_ratio_cap")}
 
 

@@ -1,11 +1,15 @@
-"""Log-probabilities of the labels under the policy, and the entropy of its next-token distributions."""
+"""Log-probabilities of the labels under the policy, how far the engine's are from them, and the entropy of the policy's
+next-token distributions."""
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlhelpers.eval_mode import eval_mode
-from rlhelpers.kernels.checks import check_positive
+from rlhelpers.kernels.checks import check_positive, check_same_shape
+
+# The ratios of a token's two probabilities within which trainer and engine are said to agree.
+AGREEMENT = (0.9, 1.1)
 
 
 def get_response_log_probs(
@@ -68,3 +72,26 @@ def score_batch(
             for x, y in zip(input_ids.split(microbatch_size), labels.split(microbatch_size), strict=True)
         ]
     return torch.cat(parts)
+
+
+@torch.no_grad()
+def engine_mismatch(trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor) -> dict[str, float | None]:
+    """How far the trainer's policy is from the engine's, which sampled, over the tokens where the mask is set.
+
+    All three (batch, length), on one device.  `mismatch_mean`, `mismatch_p99` (interpolated linearly) and
+    `mismatch_max` of |log pi_0 - log mu|, in nats; `mismatch_outside`, the share of tokens whose ratio pi_0 / mu is
+    outside [0.9, 1.1], or no number.  All None where the mask is set nowhere: nothing was measured.  Raises ValueError
+    when shapes differ.
+    """
+    check_same_shape(trainer_log_probs=trainer_log_probs, engine_log_probs=engine_log_probs, mask=mask)
+    difference = (trainer_log_probs - engine_log_probs)[mask.bool()]
+    if not len(difference):
+        return dict.fromkeys(("mismatch_mean", "mismatch_p99", "mismatch_max", "mismatch_outside"))
+    size, ratio, (low, high) = difference.abs(), difference.exp(), AGREEMENT
+    agrees = (ratio >= low) & (ratio <= high)  # False where there is no number
+    return {
+        "mismatch_mean": size.mean().item(),
+        "mismatch_p99": size.quantile(0.99).item(),
+        "mismatch_max": size.max().item(),
+        "mismatch_outside": (~agrees).float().mean().item(),
+    }

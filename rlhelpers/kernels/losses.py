@@ -4,12 +4,13 @@ Notation of the handout: A advantage, pi_theta policy, pi_0 the policy that samp
 w_t = pi_theta(y_t | x, y_<t) / pi_0(y_t | x, y_<t) importance ratio, eps clip range.  A loss is minus an objective.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from rlhelpers.kernels.checks import check_positive
+from rlhelpers.kernels.checks import check_positive, check_same_shape, is_number
 
 # exp(20) = 4.9e8: no ratio of a useful update is near it, and its square is still finite in float32.
 MAX_LOG_RATIO = 20.0
@@ -112,6 +113,24 @@ def importance_ratio(policy_log_probs: Tensor, old_log_probs: Tensor, mask: Tens
     return _log_ratio(policy_log_probs, old_log_probs, mask).exp()
 
 
+def truncated_importance_weights(
+    policy_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor, cap: float
+) -> Tensor:
+    """min(pi_0 / mu, C) per token, (batch, length): what its loss is multiplied by where mu, not pi_0, has sampled it.
+
+    mu is the engine's policy: other kernels than the trainer's, another dtype, or older weights.  pi_0 is the trainer's
+    policy before the first update on these samples.  The weights are constants; they are 1 where the mask is not set.
+    C bounds the variance; the bias is that of the tokens with pi_0 / mu > C (E. L. Ionides, Truncated importance
+    sampling, 2008; F. Yao et al., Your efficient RL framework secretly brings you off-policy RL training, 2025).
+
+    policy_log_probs (log pi_0), engine_log_probs (log mu), mask: (batch, length), on one device.  Raises ValueError
+    when shapes differ, or the cap is not a finite number of at least 1.
+    """
+    check_same_shape(policy_log_probs=policy_log_probs, engine_log_probs=engine_log_probs, mask=mask)
+    check_ratio_cap("cap", cap)
+    return importance_ratio(policy_log_probs.detach(), engine_log_probs.detach(), mask.bool()).clamp(max=cap)
+
+
 def _log_ratio(policy_log_probs: Tensor, old_log_probs: Tensor, mask: Tensor) -> Tensor:
     difference = torch.where(mask, policy_log_probs - old_log_probs, 0.0)
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -184,3 +203,9 @@ def check_normalization(loss_normalization: str, normalization_constant: float |
     if loss_normalization == "constant":
         accepted = 'a finite number above 0, which "constant" needs'
         check_positive("normalization_constant", normalization_constant, accepted)
+
+
+def check_ratio_cap(name: str, cap: float) -> None:
+    """Raise ValueError unless tokens on which engine and trainer agree, whose ratio is 1, keep their full weight."""
+    if not is_number(cap) or not 1 <= cap < math.inf:
+        raise ValueError(f"{name}: got {cap!r}; accepted is a finite number of at least 1")

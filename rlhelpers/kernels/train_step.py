@@ -56,6 +56,7 @@ def grpo_train_step(
     *,
     rollout_token_ids: TokenIds | None = None,
     temperature: float = 1.0,
+    token_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor | float | None]]:
     """Grade, normalise, score, and step once (handout, sections 4.2 and 6).
 
@@ -66,6 +67,7 @@ def grpo_train_step(
 
     `old_log_probs`: (B, width of the whole batch's labels).  `rollout_token_ids`: what the engine read and sampled,
     scored instead of the re-encoded text.  `temperature`: the one that the responses were sampled with.
+    `token_weights`: of the same shape as old_log_probs; each token's loss is multiplied by its weight, a constant.
     `max_grad_norm`: the norm is clipped once, after accumulation; None or inf leaves it as it is.
     Dropout is off throughout: the policy that is scored is the one that acted.
 
@@ -89,7 +91,8 @@ def grpo_train_step(
     )
     if rollout_token_ids is None:
         rollout_token_ids = _encode_all(tokenizer, repeated_prompts, rollout_responses)
-    batch = _make_batch(rollout_token_ids, advantages, old_log_probs, padding_id(tokenizer))
+    per_token = {"old_log_probs": old_log_probs, "token_weights": token_weights}
+    batch = _make_batch(rollout_token_ids, advantages, per_token, padding_id(tokenizer))
     kept = advantages.nonzero().squeeze(1)
     objective = _Objective(
         importance_reweighting_method,
@@ -130,6 +133,8 @@ class _Objective:
             self.cliprange,
             mask,
         )
+        if "token_weights" in rows:
+            loss = loss * torch.where(mask, rows["token_weights"], 1.0)
         loss = aggregate_loss_across_microbatch(loss, mask, self.loss_normalization, self.normalization_constant)
         if self.loss_normalization == "sequence":  # a mean over these rows; the batch's mean is over all of them
             loss = loss * len(mask) / self.batch_size
@@ -181,7 +186,7 @@ def _group_metrics(rewards: Tensor, group_size: int, response_mask: Tensor, kept
     }
 
 
-def _make_batch(token_ids: TokenIds, advantages: Tensor, old_log_probs: Tensor | None, pad_id: int) -> dict:
+def _make_batch(token_ids: TokenIds, advantages: Tensor, per_token: dict[str, Tensor | None], pad_id: int) -> dict:
     if len(token_ids) != len(advantages) or any(len(row) != 2 for row in token_ids):
         raise ValueError(
             f"rollout_token_ids: got {len(token_ids)} rows for {len(advantages)} responses; "
@@ -189,13 +194,14 @@ def _make_batch(token_ids: TokenIds, advantages: Tensor, old_log_probs: Tensor |
         )
     batch = pad_prompts_and_outputs([prompt for prompt, _ in token_ids], [ids for _, ids in token_ids], pad_id)
     batch["advantages"] = advantages
-    if old_log_probs is not None:
-        if old_log_probs.shape != batch["labels"].shape:
-            wanted = tuple(batch["labels"].shape)
-            raise ValueError(f"old_log_probs: got shape {tuple(old_log_probs.shape)}, wanted {wanted}")
-        if not old_log_probs[batch["response_mask"].to(old_log_probs.device)].isfinite().all():
-            raise ValueError("old_log_probs: not finite at a token of a response")
-        batch["old_log_probs"] = old_log_probs
+    for name, values in per_token.items():
+        if values is None:
+            continue
+        if values.shape != batch["labels"].shape:
+            raise ValueError(f"{name}: got shape {tuple(values.shape)}, wanted {tuple(batch['labels'].shape)}")
+        if not values[batch["response_mask"].to(values.device)].isfinite().all():
+            raise ValueError(f"{name}: not finite at a token of a response")
+        batch[name] = values.detach()
     return batch
 
 

@@ -23,9 +23,10 @@ PER_RESPONSE = ("rewards", "format_rewards")
 NEEDED = (*PER_RESPONSE, "mean_reward", "mean_format_reward", "grad_norm")
 
 
-def load_train_step(components: str) -> Callable:
+def load_train_step(components: str, with_token_weights: bool = False) -> Callable:
     """`grpo_train_step` of the package ("package") or of my_components.py in the working directory ("mine").
 
+    `with_token_weights`: the loop will give it token_weights, which the step of notebook 03 does not know.
     Raises ValueError naming `components` when that file is missing, cannot be run, or holds no such function.
     """
     if components == "package":
@@ -41,8 +42,11 @@ def load_train_step(components: str) -> Callable:
         raise ValueError(f"components: {FILE} cannot be run, {type(error).__name__}: {error}") from error
     if not callable(getattr(module, "grpo_train_step", None)):
         raise ValueError(f"components: {FILE} holds no function grpo_train_step; notebook 03 saves one")
+    given = dict.fromkeys(inspect.signature(grpo_train_step).parameters)
+    if not with_token_weights:
+        del given["token_weights"]
     try:
-        inspect.signature(module.grpo_train_step).bind(**dict.fromkeys(inspect.signature(grpo_train_step).parameters))
+        inspect.signature(module.grpo_train_step).bind(**given)
     except TypeError as error:
         raise ValueError(f"components: grpo_train_step of {FILE} does not take what the loop gives: {error}") from error
     return module.grpo_train_step
