@@ -60,8 +60,14 @@ class Rollout:
     completions: list[Completion]
 
 
+class EngineDied(RuntimeError):
+    """The engine is gone, and with it what was being sampled; `restart` and `sync_weights` bring it back."""
+
+
 class RolloutEngine(Protocol):
-    """Samples from the policy whose weights were last given to it."""
+    """Samples from the policy whose weights were last given to it.
+
+    An engine in another process may raise EngineDied from any of these."""
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
         """`sampling.n` completions for each prompt, in the order of the prompts.  The same call gives the same
@@ -69,9 +75,31 @@ class RolloutEngine(Protocol):
         ...
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
-        """From now on sample from these weights."""
+        """From now on sample from these weights, and forget what was computed with others."""
+        ...
+
+    def rest(self) -> None:
+        """Nothing is sampled before the next sync_weights: give back the memory that can be given back."""
+        ...
+
+    def restart(self) -> None:
+        """Start again after EngineDied, without weights."""
         ...
 
     def close(self) -> None:
         """Give back what the engine holds.  Safe to call twice."""
         ...
+
+
+def check_temperature(sampling: Sampling, temperature: float) -> None:
+    """Raise ValueError where a vLLM engine started for `temperature` could not give the log-probs that Completion
+    promises: vLLM has those before temperature, top_p and min_tokens, or those after all of them."""
+    if sampling.temperature not in (0, temperature):
+        raise ValueError(
+            f"temperature: got {sampling.temperature}; this engine was started for {temperature}, and for 0"
+        )
+    if temperature != 1 and (sampling.top_p < 1 or sampling.min_tokens > 0):
+        raise ValueError(
+            f"top_p and min_tokens: got {sampling.top_p} and {sampling.min_tokens}; at temperature {temperature} a vLLM "
+            "engine accepts 1 and 0"
+        )

@@ -32,6 +32,12 @@ class TorchEngine:
         self.model = policy
         self.eos_ids = end_of_text_ids(policy, self.tokenizer)
 
+    def rest(self) -> None:
+        """The policy's weights are in use, and the cache lives only while it samples."""
+
+    def restart(self) -> None:
+        """There is nothing to start."""
+
     def close(self) -> None:
         self.model = None
 

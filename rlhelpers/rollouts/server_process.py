@@ -1,0 +1,83 @@
+"""A server in a process group of its own, with its log in a file."""
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+SECONDS_TO_STOP = 15
+
+
+class ServerProcess:
+    """Runs `command` until `stop`, or until this process exits.  What it prints is appended to `log`."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
+        self.log = Path(log)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._start = self.log.stat().st_size if self.log.exists() else 0
+        with open(self.log, "ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                env={**os.environ, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a group of its own, so that its children end with it
+            )
+        self.pid = self._process.pid
+        atexit.register(self.stop)
+
+    @property
+    def exit_status(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def tail(self, lines: int = 20) -> str:
+        """The last lines that this process wrote."""
+        with open(self.log, "rb") as file:
+            file.seek(self._start)
+            text = file.read().decode("utf-8", errors="replace")
+        return "\n".join(text.splitlines()[-lines:])
+
+    def stop(self) -> None:
+        """End the whole group: politely, and after a while by force.  Safe to call twice."""
+        atexit.unregister(self.stop)
+        deadline = time.monotonic() + SECONDS_TO_STOP
+        self._signal(signal.SIGTERM)
+        while self._group_lives() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _group_lives(self) -> bool:
+        self._process.poll()  # a dead child that nobody has asked for still counts as a member
+        return self._signal(0)
+
+    def _signal(self, number: int) -> bool:
+        """False where the group is gone."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def is_free(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was left a moment ago is free
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True

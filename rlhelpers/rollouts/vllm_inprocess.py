@@ -1,0 +1,176 @@
+"""vLLM through its `LLM` class: no server, no network; the engine's processes are children of this one.
+
+They are separate processes because vLLM changes the one that it loads a model in: it patches transformers' classes,
+seeds the global generators and pins threads.
+"""
+
+import atexit
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhelpers.rollouts.engine import EngineDied, Rollout, Sampling, check_temperature
+from rlhelpers.rollouts.torch_engine import check_context, end_of_text_ids
+from rlhelpers.rollouts.vllm_settings import (
+    as_completion,
+    launch_arguments,
+    launch_environment,
+    request_parameters,
+)
+
+SECONDS = 300
+
+
+class VLLMEngine:
+    """A `RolloutEngine` on the policy's device; it starts with the first `sync_weights`.
+
+    `model`: a directory or a Hugging Face name, for the architecture; the weights come from the policy.
+    `temperature`: the one that samples are drawn at, besides 0.  `sleep_level`: what `rest` gives back of a GPU's
+    memory: 0 nothing; 1 the cache, and the weights to the CPU's memory; 2 both, for good.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        tokenizer: PreTrainedTokenizerBase,
+        kv_cache_gib: float = 1.0,
+        temperature: float = 1.0,
+        seed: int = 0,
+        sleep_level: int = 0,
+    ):
+        self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
+        self.kv_cache_gib, self.seed, self.sleep_level = kv_cache_gib, seed, sleep_level
+        self.llm = self.weights = None
+        self.asleep = False
+
+    def sync_weights(self, policy: PreTrainedModel) -> None:
+        """Start if need be; wake, take the weights, then make room for the cache again and forget what it held."""
+        if self.llm is None:
+            self._start(policy)
+        with engine_errors():
+            if self.asleep:
+                self.llm.wake_up(tags=["weights"])
+            self.weights.send(policy)
+            if self.asleep:
+                self.llm.wake_up(tags=["kv_cache"])
+                self.asleep = False
+            if not self.llm.reset_prefix_cache():
+                raise EngineDied("the engine did not forget the keys and values of the old weights")
+        self.eos_ids = end_of_text_ids(policy, self.tokenizer)
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
+        """See `RolloutEngine.generate`.  Raises ValueError when a prompt and max_tokens exceed the context."""
+        from vllm import SamplingParams
+
+        check_temperature(sampling, self.temperature)
+        prompt_ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        check_context(prompt_ids, sampling.max_tokens, self.context)
+        params = [SamplingParams(**request_parameters(sampling, i, self.eos_ids)) for i in range(len(prompts))]
+        with engine_errors():
+            answers = self.llm.generate([{"prompt_token_ids": ids} for ids in prompt_ids], params, use_tqdm=False)
+        rows = zip(prompts, prompt_ids, answers, strict=True)
+        return [Rollout(prompt, ids, [_completion(o) for o in answer.outputs]) for prompt, ids, answer in rows]
+
+    def rest(self) -> None:
+        if self.sleep_level and self.llm is not None and not self.asleep:
+            with engine_errors():
+                self.llm.sleep(level=self.sleep_level)
+            self.asleep = True
+
+    def restart(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        llm, self.llm, self.weights, self.asleep = self.llm, None, None, False
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+    def _start(self, policy: PreTrainedModel) -> None:
+        device = policy.device
+        backend = "shared_memory" if device.type == "cpu" else "ipc"
+        self.context = policy.config.max_position_embeddings
+        arguments = launch_arguments(
+            self.model,
+            str(policy.dtype).removeprefix("torch."),
+            device.type == "cpu",
+            self.context,
+            backend,
+            self.kv_cache_gib,
+            self.temperature,
+            self.seed,
+        )
+        variables = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
+        variables |= launch_environment(device.type == "cpu", backend)
+        if device.type == "cuda":
+            variables["CUDA_VISIBLE_DEVICES"] = visible_device(device.index or 0)
+        with environment(variables):
+            from vllm import LLM
+
+            from rlhelpers.rollouts.weight_sync import WeightSync
+
+            self.llm = LLM(**arguments, enable_sleep_mode=self.sleep_level > 0)
+            atexit.register(self.close)  # before multiprocessing waits for children that nobody has told to end
+            self.weights = WeightSync(backend, _Client(self.llm), device)
+
+
+class _Client:
+    """vLLM's four calls of a weight transfer, each with a limit on how long it may take."""
+
+    def __init__(self, llm):
+        self.llm = llm
+
+    def _call(self, method: str, **arguments: Any) -> None:
+        self.llm.collective_rpc(method, timeout=SECONDS, kwargs=arguments)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._call("init_weight_transfer_engine", init_info=init_info)
+
+    def start_weight_update(self) -> None:
+        self._call("start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._call("update_weights", update_info=update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._call("finish_weight_update")
+
+
+def _completion(output):
+    log_probs = [entry[token].logprob for entry, token in zip(output.logprobs, output.token_ids, strict=True)]
+    return as_completion(output.text, output.token_ids, output.finish_reason, log_probs)
+
+
+@contextmanager
+def engine_errors() -> Iterator[None]:
+    """vLLM's word for a dead engine becomes ours."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    try:
+        yield
+    except EngineDeadError as error:
+        raise EngineDied(f"vLLM's engine process is gone: {error}") from error
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """These environment variables, for child processes that are started inside."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def visible_device(index: int) -> str:
+    """CUDA_VISIBLE_DEVICES of a child that shall see this process's device `index` alone."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[index] if visible else str(index)

@@ -1,0 +1,98 @@
+"""How vLLM is started, and how it is asked: the same for the engine in this process and for the server."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhelpers.rollouts.engine import Completion, Sampling
+from rlhelpers.rollouts.vllm_plugin import owner_environment
+
+
+def launch_arguments(
+    model: str,
+    dtype: str,
+    on_cpu: bool,
+    context: int,
+    weight_backend: str,
+    kv_cache_gib: float | None,
+    temperature: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM`; `as_flags` makes the server's of them.
+
+    `context` in tokens; `kv_cache_gib` None leaves the size of the cache to vLLM; `temperature` is the one that
+    log-probs are wanted at.
+    """
+    arguments: dict[str, Any] = {
+        "model": model,
+        "dtype": dtype,
+        "seed": seed,
+        "max_model_len": context,
+        # Nothing but what a request says decides how it is sampled.
+        "generation_config": "vllm",
+        # vLLM's log-probs are those before temperature, top_p and min_tokens, or those after all of them.
+        "logprobs_mode": "raw_logprobs" if temperature == 1 else "processed_logprobs",
+        "weight_transfer_config": {"backend": weight_backend},
+    }
+    if kv_cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+    if on_cpu:
+        # Compilation costs a minute on a CPU and gains nothing for a small model.  Requests with a seed of their own
+        # end vLLM 0.32's CPU engine when a prompt is read in several chunks.
+        arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
+        arguments["max_num_batched_tokens"] = max(context, 4096)
+    return arguments
+
+
+def launch_environment(on_cpu: bool, weight_backend: str) -> dict[str, str]:
+    """Environment variables of vLLM's processes."""
+    environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", **owner_environment()}
+    if on_cpu:
+        environment |= {"TORCHDYNAMO_DISABLE": "1"}
+    if weight_backend == "ipc":  # its handles travel as pickles, between processes of one machine
+        environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
+    return environment
+
+
+def as_flags(arguments: Mapping[str, Any]) -> list[str]:
+    """The same as flags of the server's command line."""
+    flags = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            flags += [f"--{flag}", json.dumps(value) if isinstance(value, dict) else str(value)]
+    return flags
+
+
+def request_parameters(sampling: Sampling, prompt: int, stop_token_ids: Sequence[int]) -> dict[str, Any]:
+    """What vLLM is told for the `prompt`-th prompt of a call."""
+    return {
+        "n": sampling.n,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_tokens,
+        "min_tokens": sampling.min_tokens,
+        "stop": [] if sampling.stop is None else [sampling.stop],
+        "include_stop_str_in_output": True,
+        "stop_token_ids": list(stop_token_ids),
+        "seed": prompt_seed(sampling.seed, prompt),
+        "logprobs": 0,  # that of the sampled token alone
+    }
+
+
+def prompt_seed(seed: int, prompt: int) -> int:
+    """A seed of its own for each prompt.  vLLM adds the sample's number to it, so that no two rows share one; a
+    single seed for a whole call would make all groups share their noise."""
+    return random.Random(f"{seed}/{prompt}").getrandbits(62)
+
+
+def as_completion(text: str, token_ids: Sequence[int], finish_reason: str, log_probs: Sequence[float]) -> Completion:
+    """vLLM's words for it: "stop" and "length" are ours too; whatever else ended a request is an error."""
+    if finish_reason not in ("stop", "length"):
+        raise RuntimeError(f"vLLM ended a request with finish_reason {finish_reason!r}")
+    if len(token_ids) != len(log_probs):
+        raise RuntimeError(f"vLLM gave {len(log_probs)} log-probs for {len(token_ids)} tokens")
+    return Completion(text, list(token_ids), finish_reason, list(log_probs))
