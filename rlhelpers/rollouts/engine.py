@@ -60,14 +60,14 @@ class Rollout:
     completions: list[Completion]
 
 
-class EngineDied(RuntimeError):
+class EngineDeadError(RuntimeError):
     """The engine is gone, and with it what was being sampled; `restart` and `sync_weights` bring it back."""
 
 
 class RolloutEngine(Protocol):
     """Samples from the policy whose weights were last given to it.
 
-    An engine in another process may raise EngineDied from any of these."""
+    An engine in another process may raise EngineDeadError from any of these."""
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
         """`sampling.n` completions for each prompt, in the order of the prompts.  The same call gives the same
@@ -83,7 +83,7 @@ class RolloutEngine(Protocol):
         ...
 
     def restart(self) -> None:
-        """Start again after EngineDied, without weights."""
+        """Start again after EngineDeadError, without weights."""
         ...
 
     def close(self) -> None:
@@ -95,11 +95,7 @@ def check_temperature(sampling: Sampling, temperature: float) -> None:
     """Raise ValueError where a vLLM engine started for `temperature` could not give the log-probs that Completion
     promises: vLLM has those before temperature, top_p and min_tokens, or those after all of them."""
     if sampling.temperature not in (0, temperature):
-        raise ValueError(
-            f"temperature: got {sampling.temperature}; this engine was started for {temperature}, and for 0"
-        )
+        raise ValueError(f"temperature: got {sampling.temperature}; this engine was started for {temperature} and 0")
     if temperature != 1 and (sampling.top_p < 1 or sampling.min_tokens > 0):
-        raise ValueError(
-            f"top_p and min_tokens: got {sampling.top_p} and {sampling.min_tokens}; at temperature {temperature} a vLLM "
-            "engine accepts 1 and 0"
-        )
+        given = f"{sampling.top_p} and {sampling.min_tokens}"
+        raise ValueError(f"top_p and min_tokens: got {given}; vLLM at temperature {temperature} accepts 1 and 0")

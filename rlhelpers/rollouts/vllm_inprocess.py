@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhelpers.rollouts.engine import EngineDied, Rollout, Sampling, check_temperature
+from rlhelpers.rollouts.engine import EngineDeadError, Rollout, Sampling, check_temperature
 from rlhelpers.rollouts.torch_engine import check_context, end_of_text_ids
 from rlhelpers.rollouts.vllm_settings import (
     as_completion,
@@ -52,13 +53,14 @@ class VLLMEngine:
             self._start(policy)
         with engine_errors():
             if self.asleep:
+                torch.cuda.empty_cache()  # what the trainer has freed is still the trainer's, until told otherwise
                 self.llm.wake_up(tags=["weights"])
             self.weights.send(policy)
             if self.asleep:
                 self.llm.wake_up(tags=["kv_cache"])
                 self.asleep = False
             if not self.llm.reset_prefix_cache():
-                raise EngineDied("the engine did not forget the keys and values of the old weights")
+                raise EngineDeadError("the engine did not forget the keys and values of the old weights")
         self.eos_ids = end_of_text_ids(policy, self.tokenizer)
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
@@ -147,12 +149,12 @@ def _completion(output):
 @contextmanager
 def engine_errors() -> Iterator[None]:
     """vLLM's word for a dead engine becomes ours."""
-    from vllm.v1.engine.exceptions import EngineDeadError
+    from vllm.v1.engine import exceptions
 
     try:
         yield
-    except EngineDeadError as error:
-        raise EngineDied(f"vLLM's engine process is gone: {error}") from error
+    except exceptions.EngineDeadError as error:
+        raise EngineDeadError(f"vLLM's engine process is gone: {error}") from error
 
 
 @contextmanager

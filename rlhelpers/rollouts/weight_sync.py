@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, VLLMWeightSyncClient, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from rlhelpers.rollouts.engine import EngineDied
+from rlhelpers.rollouts.engine import EngineDeadError
 from rlhelpers.rollouts.server_process import free_port
 from rlhelpers.rollouts.vllm_plugin import register
 
@@ -21,7 +21,7 @@ class WeightSync:
     """One open way from this trainer to one vLLM engine.
 
     `backend`: "nccl" between two GPUs, "ipc" on one, "shared_memory" on the CPU.  `client` carries the calls to the
-    engine.  `device`: the policy's.  Raises EngineDied when the other side does not answer in time.
+    engine.  `device`: the policy's.  Raises EngineDeadError when the other side does not answer in time.
     """
 
     def __init__(self, backend: str, client: VLLMWeightSyncClient, device: torch.device | str):
@@ -59,9 +59,9 @@ class WeightSync:
         thread.start()
         thread.join(SECONDS)
         if not outcome:
-            raise EngineDied(f"the engine did not take the weights within {SECONDS} s")
+            raise EngineDeadError(f"the engine did not take the weights within {SECONDS} s")
         if "error" in outcome:
-            raise EngineDied(f"the engine did not take the weights: {outcome['error']}") from outcome["error"]
+            raise EngineDeadError(f"the engine did not take the weights: {outcome['error']}") from outcome["error"]
         return outcome["result"]
 
 

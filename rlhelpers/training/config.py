@@ -150,7 +150,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "cpu-vllm": {"engine": "vllm"},
     "course": COURSE,
-    "single-gpu": COURSE | {"engine": "vllm", "kv_cache_gib": 6.0, "sleep_level": 1},
+    # So many microbatches that it fits a card of 24 GB; see `rlhelpers doctor`.
+    "single-gpu": COURSE
+    | {"engine": "vllm", "kv_cache_gib": 6.0, "sleep_level": 1, "gradient_accumulation_steps": 128},
     "two-gpu": COURSE | {"engine": "vllm-server", "kv_cache_gib": 16.0},
 }
 # A run of seconds with the same code, for CI and for a first look.

@@ -1,0 +1,279 @@
+"""A vLLM server of our own: the course's set-up, policy on one GPU and server on another; or both on the CPU."""
+
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhelpers import paths
+from rlhelpers.rollouts.engine import Completion, EngineDeadError, Rollout, Sampling, check_temperature
+from rlhelpers.rollouts.server_process import ServerProcess, free_port, is_free
+from rlhelpers.rollouts.torch_engine import check_context, end_of_text_ids
+from rlhelpers.rollouts.vllm_settings import (
+    as_completion,
+    as_flags,
+    launch_arguments,
+    launch_environment,
+    prompt_seed,
+    request_parameters,
+)
+
+SECONDS_FOR_AN_ANSWER = 3600  # a request may wait behind many others; a dead server is noticed at once
+REQUESTS_AT_A_TIME = 64
+
+
+@dataclass(frozen=True)
+class VLLMCompletion:
+    """One sample as the course's scripts read it, and the log-probs of its tokens."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    log_probs: list[float]
+
+
+class VLLMServer:
+    """A `RolloutEngine`, and the course's interface; a context manager too.
+
+    `port` None takes a free one.  `gpu`: the server's, where there are GPUs.  `load_format` "dummy" starts with random
+    weights.  `kv_cache_gib` None leaves vLLM `gpu_memory_utilization` of the card.  `launch_server` False joins a
+    server that somebody else has started, and never ends it.  `weight_backend` None: "nccl" between GPUs,
+    "shared_memory" on the CPU.  `temperature`: see `check_temperature`; it binds `generate`, not
+    `generate_completions`.  `log`: what the server prints.
+    """
+
+    def __init__(
+        self,
+        model_id: str,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        gpu: int | None = 1,
+        seed: int = 0,
+        load_format: str = "auto",
+        gpu_memory_utilization: float = 0.9,
+        launch_server: bool = True,
+        startup_timeout: float = 600,
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: str = "auto",
+        kv_cache_gib: float | None = None,
+        weight_backend: str | None = None,
+        temperature: float = 1.0,
+        log: Path | None = None,
+    ):
+        if not launch_server and port is None:
+            raise ValueError("port: got None; accepted is the port of the server to join")
+        self.model_id, self.host, self.seed = model_id, host, seed
+        self.startup_timeout, self.temperature = startup_timeout, temperature
+        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(model_id)
+        self.context = AutoConfig.from_pretrained(model_id).max_position_embeddings
+        self.log = log or paths.RUNS / "vllm_server.log"
+        self._wanted_port, self._launch = port, launch_server
+        self._on_cpu = not torch.cuda.is_available()
+        self.weight_backend = weight_backend or ("shared_memory" if self._on_cpu else "nccl")
+        if self._on_cpu and kv_cache_gib is None:
+            kv_cache_gib = 1.0  # vLLM would take nine tenths of the memory
+        self._arguments = launch_arguments(
+            model_id, dtype, self._on_cpu, self.context, self.weight_backend, kv_cache_gib, temperature, seed
+        ) | {"load_format": load_format, "gpu_memory_utilization": gpu_memory_utilization}
+        self._environment = {"VLLM_SERVER_DEV_MODE": "1", **launch_environment(self._on_cpu, self.weight_backend)}
+        if not self._on_cpu and gpu is not None:
+            self._environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        self.eos_ids = [i for i in [self.tokenizer.eos_token_id] if i is not None]
+        self._process: ServerProcess | None = None
+        self._http: httpx.Client | None = None
+        self._weights = None
+        self._calls = 0
+
+    # The server's life.
+
+    def start(self) -> Self:
+        """Start it and wait until it answers.  Raises ValueError for a port that is taken or another model's server,
+        RuntimeError with the end of its log when it fails."""
+        if self._http is not None:
+            return self
+        name = self.model_id
+        if self._launch:
+            # Whoever answers to a name that was made up now is our own child.
+            name = f"rlhelpers-{uuid.uuid4().hex[:12]}"
+            self.port = self._wanted_port or free_port(self.host)
+            self._wait_for_port()
+            listen = {"host": self.host, "port": self.port, "served_model_name": name}
+            command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *as_flags(self._arguments | listen)]
+            self._process = ServerProcess(command, self._environment, self.log)
+        else:
+            self.port = self._wanted_port
+        self.base_url = f"http://{self.host}:{self.port}"
+        limits = httpx.Limits(max_connections=REQUESTS_AT_A_TIME + 1)
+        timeout = httpx.Timeout(SECONDS_FOR_AN_ANSWER, connect=30, pool=None)
+        self._http = httpx.Client(base_url=self.base_url, limits=limits, timeout=timeout)
+        try:
+            self.served_model = self._wait_until_ready(name)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """End the server and all its processes, if it is ours.  Safe to call twice."""
+        weights, self._weights = self._weights, None
+        http, self._http = self._http, None
+        process, self._process = self._process, None
+        if process is not None:
+            process.stop()
+        if weights is not None:
+            weights.close()
+        if http is not None:
+            http.close()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def close(self) -> None:
+        self.stop()
+
+    def rest(self) -> None:
+        """It has a device, or cores, of its own."""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *error) -> None:
+        self.stop()
+
+    def _wait_for_port(self) -> None:
+        """A port that a process has just left may be busy for a moment."""
+        deadline = time.monotonic() + 15
+        while not is_free(self.host, self.port):
+            if time.monotonic() > deadline:
+                raise ValueError(f"port: {self.port} is taken by another program; None takes a free one")
+            time.sleep(0.5)
+
+    def _wait_until_ready(self, name: str) -> str:
+        """The name that the server knows its model by, once it answers and serves the one expected."""
+        deadline = time.monotonic() + self.startup_timeout
+        while time.monotonic() < deadline:
+            if self._process is not None and self._process.exit_status is not None:
+                raise RuntimeError(
+                    f"the vLLM server ended with status {self._process.exit_status}; the last lines of {self.log}:\n"
+                    + self._process.tail()
+                )
+            try:
+                if self._http.get("/health", timeout=5).is_success:
+                    break
+            except httpx.TransportError:
+                pass
+            time.sleep(0.2)
+        else:
+            tail = f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process else ""
+            raise RuntimeError(f"the vLLM server did not answer within startup_timeout={self.startup_timeout} s{tail}")
+        models = self._http.get("/v1/models", timeout=30).raise_for_status().json()["data"]
+        for model in models:
+            if name in (model["id"], model.get("root")):
+                return model["id"]
+        raise ValueError(f"port: another server answers at {self.base_url}; it serves {[m['id'] for m in models]}")
+
+    # Weights.
+
+    def init_weight_sync(self, policy_device: torch.device | str) -> None:
+        """Open the way for the weights of a policy on this device.  Raises EngineDeadError when it cannot be opened."""
+        from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+
+        from rlhelpers.rollouts.weight_sync import SECONDS, WeightSync
+
+        client = HTTPVLLMWeightSyncClient(self.base_url, timeout=SECONDS)
+        self._weights = WeightSync(self.weight_backend, client, policy_device)
+
+    def sync_policy_weights(self, policy: PreTrainedModel) -> None:
+        """From now on sample from these weights; keys and values of the old ones are forgotten."""
+        if self._weights is None:
+            raise RuntimeError("call init_weight_sync(policy_device) before sync_policy_weights(policy)")
+        self._weights.send(policy)
+        if not self._post("/reset_prefix_cache", None).get("success", True):
+            raise EngineDeadError("the server did not forget the keys and values of the old weights")
+        self.eos_ids = end_of_text_ids(policy, self.tokenizer)
+
+    def sync_weights(self, policy: PreTrainedModel) -> None:
+        """See `RolloutEngine.sync_weights`; starts the server if need be."""
+        self.start()
+        if self._weights is None:
+            self.init_weight_sync(policy.device)
+        self.sync_policy_weights(policy)
+
+    # Samples.
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
+        """See `RolloutEngine.generate`.  Raises ValueError when a prompt and max_tokens exceed the context."""
+        check_temperature(sampling, self.temperature)
+        prompt_ids = self._encode(prompts, sampling.max_tokens)
+        requests = [request_parameters(sampling, i, self.eos_ids) for i in range(len(prompts))]
+        groups = self._complete(prompt_ids, requests, REQUESTS_AT_A_TIME)
+        return [Rollout(*row) for row in zip(prompts, prompt_ids, groups, strict=True)]
+
+    def generate_completions(
+        self, prompts: Sequence[str], sampling_params: Mapping[str, Any], batch_size: int | None = None
+    ) -> list[VLLMCompletion]:
+        """The samples of all prompts in order, a prompt's side by side.
+
+        `sampling_params`: names and values of vLLM's completions endpoint (n, temperature, top_p, max_tokens, stop,
+        include_stop_str_in_output, seed, ...).  Each prompt gets a seed of its own, derived from `seed`; without one,
+        from the server's seed and the number of this call.  `batch_size`: prompts under way at a time.
+        """
+        request = dict(sampling_params)
+        prompt_ids = self._encode(prompts, request.setdefault("max_tokens", 16))
+        self._calls += 1
+        seed = request.pop("seed", None)
+        seed = f"{self.seed}/{self._calls}" if seed is None else seed
+        request.setdefault("stop_token_ids", self.eos_ids)
+        requests = [request | {"seed": prompt_seed(seed, i), "logprobs": 0} for i in range(len(prompts))]
+        groups = self._complete(prompt_ids, requests, batch_size or REQUESTS_AT_A_TIME)
+        return [VLLMCompletion(**vars(completion)) for group in groups for completion in group]
+
+    def _encode(self, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
+        """The ids that the trainer scores, and so those that the server is to read."""
+        if isinstance(prompts, str):
+            raise ValueError(f"prompts: got the text {prompts[:40]!r}; accepted is a list of texts")
+        prompt_ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+        check_context(prompt_ids, max_tokens, self.context)
+        return prompt_ids
+
+    def _complete(
+        self, prompt_ids: Sequence[list[int]], requests: Sequence[Mapping[str, Any]], at_a_time: int
+    ) -> list[list[Completion]]:
+        """One request for each prompt: only so has each a seed of its own."""
+        with ThreadPoolExecutor(min(at_a_time, REQUESTS_AT_A_TIME)) as pool:
+            return list(pool.map(self._complete_one, prompt_ids, requests))
+
+    def _complete_one(self, prompt_ids: list[int], request: Mapping[str, Any]) -> list[Completion]:
+        body = {"model": self.served_model, "prompt": prompt_ids, "return_token_ids": True, **request}
+        choices = sorted(self._post("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
+        return [
+            as_completion(c["text"], c["token_ids"], c["finish_reason"], c["logprobs"]["token_logprobs"])
+            for c in choices
+        ]
+
+    def _post(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The answer.  Raises ValueError for a request that the server refuses, EngineDeadError when it is gone."""
+        if self._http is None:
+            raise RuntimeError("the server is not running; call start()")
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.TransportError as error:
+            raise EngineDeadError(f"the vLLM server does not answer: {error}{self._last_words()}") from error
+        if response.status_code in (400, 404, 422):
+            raise ValueError(f"sampling_params: the server refuses them: {response.text}")
+        if response.is_error:
+            raise EngineDeadError(f"the vLLM server failed: {response.text[:500]}{self._last_words()}")
+        return response.json()
+
+    def _last_words(self) -> str:
+        return f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""
