@@ -1,10 +1,35 @@
 """The command `rlhelpers`: a few lines over the modules."""
 
 import argparse
+import ast
 import sys
 from collections.abc import Sequence
 
 from rlhelpers import paths
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from rlhelpers.training.config import make_config
+    from rlhelpers.workbook.doctor import examine
+    from rlhelpers.workbook.finding import as_table
+    from rlhelpers.workbook.machine import look_at_machine
+
+    settings = dict(_setting(text) for text in options.settings)
+    config = make_config(**{"preset": options.preset} | settings)
+    findings = examine(look_at_machine(config), config)
+    print(as_table(findings))
+    return int(any(finding.status == "problem" for finding in findings))
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """name=value, the value as papermill's -p reads it: a number, True, False or None where it is one, else text."""
+    name, sign, value = text.partition("=")
+    if not sign or not name.isidentifier():
+        raise ValueError(f"settings: got {text!r}; accepted is name=value, such as max_tokens=512")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def fetch(options: argparse.Namespace) -> None:
@@ -28,9 +53,13 @@ def exercises(options: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.  Returns 0, or 1 after saying in one line what is wrong."""
+    """Run one command.  Returns 0; 1 after saying in one line what is wrong, and when doctor finds a problem."""
     parser = argparse.ArgumentParser(prog="rlhelpers", description="Tools beside the notebooks of the workbook.")
     commands = parser.add_subparsers(required=True, metavar="command")
+    command = commands.add_parser("doctor", help="say before a run whether this machine can do it, and what is missing")
+    command.add_argument("--preset", default="tiny", help="tiny, cpu-vllm, course, single-gpu or two-gpu")
+    command.add_argument("settings", nargs="*", metavar="name=value", help="what differs, as in papermill's -p")
+    command.set_defaults(run=doctor)
     command = commands.add_parser("fetch", help="download a data set into data/, with its checksum verified")
     command.add_argument("dataset", choices=["gsm8k"])
     command.set_defaults(run=fetch)
@@ -42,11 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.set_defaults(run=exercises)
     options = parser.parse_args(arguments)
     try:
-        options.run(options)
+        return options.run(options) or 0
     except (ModuleNotFoundError, OSError, ValueError) as error:
         print(f"rlhelpers: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,156 @@
+"""How much memory a run will need, counted from the model's architecture before any weight is loaded."""
+
+import inspect
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from rlhelpers.rollouts import TorchEngine
+from rlhelpers.training.config import RunConfig
+
+GIB = 2**30
+PROMPT_TOKENS = 400  # the longest GSM8K question (985 characters) in the r1_zero prompt, at 3.6 characters per token
+CONTEXT_GIB = 0.8  # a process on a GPU: CUDA's context, the workspaces of cuBLAS, what the allocator rounds up
+ENGINE_GIB = 1.0  # vLLM on a GPU beside weights and cache: its activations, the sampler's logits, captured graphs
+PROCESS_GIB = 0.5  # a process in RAM with torch, transformers and a task imported; 0.4 were measured
+ENGINE_PROCESS_GIB = 1.5  # what vLLM adds in RAM: 0.3 measured in one process; a server is up to three of them
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What the prediction needs to know of a decoder-only model.  `key_values`: numbers per token and layer in the
+    keys, as many again in the values."""
+
+    parameters: int
+    hidden: int
+    layers: int
+    intermediate: int
+    key_values: int
+    vocabulary: int
+    context: int
+
+    @classmethod
+    def of(cls, model_config: PretrainedConfig) -> Self:
+        """Parameters are counted on torch's meta device, where a tensor has a shape and no memory."""
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(model_config, trust_remote_code=False)
+        text = model_config.get_text_config()
+        heads = text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        return cls(
+            parameters=sum(p.numel() for p in model.parameters()),
+            hidden=text.hidden_size,
+            layers=text.num_hidden_layers,
+            intermediate=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            key_values=(getattr(text, "num_key_value_heads", None) or heads) * head_dim,
+            vocabulary=text.vocab_size,
+            context=text.max_position_embeddings,
+        )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one place needs at its fullest moment of one phase.  `place`: "GPU" (the policy's), "server's GPU" or
+    "RAM"; `phase`: "training", "sampling" or "the run"; `parts` in GiB."""
+
+    place: str
+    phase: str
+    parts: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
+
+
+def predict_memory(
+    config: RunConfig, model: Architecture, on_gpu: bool, prompt_tokens: int = PROMPT_TOKENS
+) -> list[Demand]:
+    """The demands of a run, with b bytes per number: 2 (bf16) on a GPU, 4 (float32) on the CPU.
+
+    Training: weights, gradients and the two moments of AdamW are b bytes per parameter each, since the optimizer keeps
+    them in the policy's dtype; to them comes one microbatch, see `activation_bytes` and `logit_bytes`.  AdamW on a
+    GPU updates all parameters at once and needs one more copy of them, at a time when no activation is left: it
+    counts where it is larger.
+
+    Sampling: no gradients (they are freed after each update), but keys and values: in the vLLM engines
+    `kv_cache_gib` beside a copy of the weights; in the torch engine 2 x layers x key_values x b bytes per token, one
+    layer twice while it grows, for up to `max_rows` rows at their longest.
+
+    vLLM on the policy's GPU keeps its weights and cache there while training unless it sleeps; level 1 moves the
+    weights to RAM.  It is assumed that the trainer empties torch's cache of free blocks before the engine wakes.
+    The longest row is the longest prompt and max_tokens, no more than the context.
+    """
+    number = 2 if on_gpu else 4
+    weights = model.parameters * number / GIB
+    tokens = min(prompt_tokens + config.max_tokens, model.context)
+    engine = {"vLLM's weights": weights, "vLLM's cache": config.kv_cache_gib}
+    state = {"weights": weights, "AdamW's moments": 2 * weights}
+    training = state | {"gradients": weights} | _microbatch(config, model, number, tokens)
+    if on_gpu:
+        training["AdamW's update"] = max(0.0, weights - training["activations"] - training["logits"])
+    sampling = dict(state)
+    if config.engine == "torch":
+        sampling |= _torch_sampling(config, model, number, tokens)
+    if not on_gpu:
+        process = PROCESS_GIB + (ENGINE_PROCESS_GIB if config.engine != "torch" else 0.0)
+        always = {"processes": process} | (engine if config.engine != "torch" else {})
+        return [Demand("RAM", "training", training | always), Demand("RAM", "sampling", sampling | always)]
+    sleeping, awake = {"CUDA": CONTEXT_GIB}, {"CUDA": CONTEXT_GIB}
+    if config.engine == "vllm":
+        sleeping["vLLM"] = awake["vLLM"] = ENGINE_GIB
+        awake |= engine
+    demands = [
+        Demand("GPU", "training", training | (sleeping if config.sleep_level else awake)),
+        Demand("GPU", "sampling", sampling | awake),
+    ]
+    if config.engine == "vllm-server":
+        demands.append(Demand("server's GPU", "the run", engine | {"CUDA": CONTEXT_GIB, "vLLM": ENGINE_GIB}))
+    processes = PROCESS_GIB + (ENGINE_PROCESS_GIB if config.engine != "torch" else 0.0)
+    copies = {"weights on their way": weights} | ({"sleeping weights": weights} if config.sleep_level == 1 else {})
+    return [*demands, Demand("RAM", "the run", {"processes": processes} | copies)]
+
+
+def activation_bytes(model: Architecture, tokens: int, number: int) -> int:
+    """What an OLMo-2 model keeps of `tokens` tokens for the backward pass, in bytes; b = `number` bytes per number.
+
+    A layer keeps, per token: the inputs of its four RMS norms in float32, before and after dividing by the root mean
+    square (8 bytes for each number, of which one norm has key_values numbers and three have `hidden`); its input,
+    the queries, the attention's output and the MLP's input (4 x hidden x b); keys and values (2 x key_values x b);
+    gate, its SiLU, up, and their product (4 x intermediate x b).  Attention itself keeps no matrix (flash or sdpa).
+    Models with fewer norms need less.
+    """
+    norms = 8 * (3 * model.hidden + model.key_values)
+    rest = number * (4 * model.hidden + 2 * model.key_values + 4 * model.intermediate)
+    return tokens * model.layers * (norms + rest)
+
+
+def logit_bytes(model: Architecture, tokens: int, number: int) -> int:
+    """The fullest moment of `get_response_log_probs` with entropy, in bytes: for every token and every word of the
+    vocabulary the model's logit (b bytes) and, in float32, its log-probability (which the backward pass needs), its
+    probability and its share of the entropy (4 bytes each).  The backward pass needs no more."""
+    return tokens * model.vocabulary * (number + 12)
+
+
+def cache_gib(model: Architecture, rows: int, tokens: int, number: int) -> float:
+    """Keys and values of `rows` sequences of `tokens` tokens."""
+    return rows * tokens * 2 * model.layers * model.key_values * number / GIB
+
+
+def _microbatch(config: RunConfig, model: Architecture, number: int, tokens: int) -> dict[str, float]:
+    seen = config.microbatch_size * (tokens - 1)  # the last token is only ever a label
+    return {
+        "activations": activation_bytes(model, seen, number) / GIB,
+        "logits": logit_bytes(model, seen, number) / GIB,
+    }
+
+
+def _torch_sampling(config: RunConfig, model: Architecture, number: int, tokens: int) -> dict[str, float]:
+    """`draw_tokens` holds, for every row and word, two float32 and two float64 numbers and with top_p four float64
+    more, beside the model's own logit."""
+    most = inspect.signature(TorchEngine).parameters["max_rows"].default
+    rows = min(most, max(config.rollout_batch_size, config.n_val_examples))
+    distribution = rows * model.vocabulary * (number + 24 + (32 if config.top_p < 1 else 0)) / GIB
+    cache = cache_gib(model, rows, tokens, number) * (1 + 1 / model.layers)
+    return {"keys and values": cache, "distributions": distribution}
