@@ -3,7 +3,8 @@
 import random
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -11,9 +12,8 @@ from typing import Any
 import torch
 
 from rlhelpers.kernels.advantages import reward_statistics
-from rlhelpers.kernels.logprobs import score_batch
-from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
-from rlhelpers.rollouts import RolloutEngine, Sampling, TorchEngine
+from rlhelpers.kernels.tokens import encode
+from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Problem, Task, get_prompt, load_task
 from rlhelpers.training import components
 from rlhelpers.training.config import RunConfig
@@ -21,6 +21,8 @@ from rlhelpers.training.evaluation import Sample, evaluate, flatten, rows_to_rea
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
+from rlhelpers.training.sampler import Sampler, make_engine
+from rlhelpers.training.scores import Scores, mismatch, score_samples, token_ids
 from rlhelpers.training.tracker import Tracker
 
 
@@ -32,8 +34,9 @@ def train(config: RunConfig) -> Path:
     """
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
     policy, tokenizer = load_policy(config.model, config.device)
-    run = Run(config, task, policy, tokenizer, TorchEngine(policy, tokenizer))
-    with RunRecords(config) as records, Progress(config.num_rollout_steps) as progress:
+    records = RunRecords(config)
+    run = Run(config, task, policy, tokenizer, make_engine(config, policy, tokenizer, records.folder / "engine.log"))
+    with records, Progress(config.num_rollout_steps) as progress:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(components.FILE, records.folder)
         tracker = Tracker(config)
@@ -41,7 +44,7 @@ def train(config: RunConfig) -> Path:
             run.train(records, progress, tracker)
         finally:
             tracker.close()
-            run.engine.close()
+            run.close()
         policy.save_pretrained(records.folder / "policy")
         tokenizer.save_pretrained(records.folder / "policy")
     return records.folder
@@ -51,8 +54,12 @@ class Run:
     """The moving parts of one run: policy, optimizer, engine, and the problems that fit the context."""
 
     def __init__(self, config: RunConfig, task: Task, policy, tokenizer, engine: RolloutEngine):
-        self.config, self.policy, self.tokenizer, self.engine = config, policy, tokenizer, engine
-        self.train_step = components.load_train_step(config.components)
+        self.config, self.policy, self.tokenizer = config, policy, tokenizer
+        self.remark: Callable[[str], None] = print
+        self.sampler = Sampler(engine, policy, tokenizer, config.temperature, lambda text: self.remark(text))
+        self.next_batch: tuple[int, Callable[[], list[Rollout]]] | None = None
+        with_weights = config.estimator.engine_ratio_cap is not None
+        self.train_step = components.load_train_step(config.components, with_weights)
         self.prompt = get_prompt(config.prompt)
         self.reward_fn = self.prompt.reward_fn(task.is_right)
         self.train_problems, self.too_long = self._that_fit(task.train)
@@ -70,9 +77,10 @@ class Run:
 
     def train(self, records: RunRecords, progress: Progress, tracker: Tracker) -> None:
         config = self.config
+        self.remark = partial(_remark, records, progress)
         if self.too_long:
-            self._remark(records, progress, f"{self.too_long} problems exceed the model's context and are left out.")
-        self.engine.sync_weights(self.policy)
+            self.remark(f"{self.too_long} problems exceed the model's context and are left out.")
+        self.sampler.sync()
         has_learned, skipped = False, 0.0
         for step in range(config.num_rollout_steps + 1):
             started = time.perf_counter()
@@ -96,48 +104,74 @@ class Run:
             tracker.log(metrics)
             progress.show(metrics)
         if skipped:
-            self._remark(
-                records, progress, f"{skipped:.0f} updates were skipped: their loss or gradient was not finite."
-            )
+            self.remark(f"{skipped:.0f} updates were skipped: their loss or gradient was not finite.")
         if not has_learned:
-            self._remark(
-                records,
-                progress,
+            self.remark(
                 f"In no group did the rewards differ (mean reward of the last step: {metrics['reward']:.3f}), so every "
-                "advantage was zero and no weight changed: the task is too hard or too easy for this model and prompt.",
+                "advantage was zero and no weight changed: the task is too hard or too easy for this model and prompt."
             )
+
+    def close(self) -> None:
+        self.sampler.close()
 
     def step(self, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """One rollout batch and its updates.  Returns the step's metrics and its responses as rows."""
         config = self.config
-        problems = draw_problems(self.train_problems, step - 1, config.prompts_per_step, config.seed)
         started = time.perf_counter()
-        rollouts = self.engine.generate([self.prompt(p.question) for p in problems], self._sampling("train", step))
-        sampled = time.perf_counter()
+        problems, rollouts = self._sample(step)
+        seconds = time.perf_counter() - started
         samples = flatten(problems, rollouts)
         size = config.train_batch_size
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         # All of them before the first update: the policy that sampled is the old policy of every update.
-        old_log_probs = [self._old_log_probs(batch) for batch in batches]
-        updates = [self._update(batch, old) for batch, old in zip(batches, old_log_probs, strict=True)]
-        self.engine.sync_weights(self.policy)
+        scores = [score_samples(self.policy, self.tokenizer, batch, config) for batch in batches]
+        updates = [self._update(batch, score) for batch, score in zip(batches, scores, strict=True)]
+        seconds += self._wait_for_next_batch()
+        self.sampler.sync()
         rewards = torch.cat([update.pop("rewards") for update in updates])
         formats = torch.cat([update.pop("format_rewards") for update in updates])
-        metrics = _means(updates) | reward_statistics(rewards.reshape(-1, config.group_size))
+        metrics = _means(updates) | reward_statistics(rewards.reshape(-1, config.group_size)) | mismatch(scores)
         metrics |= {
             "truncated_fraction": truncated_fraction(samples),
-            "seconds_sampling": sampled - started,
-            "seconds_training": time.perf_counter() - sampled,
+            "seconds_sampling": seconds,
+            "seconds_training": time.perf_counter() - started - seconds,
         }
         return metrics, rows_to_read(samples, rewards.tolist(), formats.tolist())
+
+    def _sample(self, step: int) -> tuple[list[Problem], list[Rollout]]:
+        """The step's problems and rollouts.  With rollouts_ahead the next step's are then under way."""
+        problems, rollouts = self.next_batch or self._begin(step)
+        result = problems, rollouts()
+        if not self.config.rollouts_ahead:
+            self.sampler.rest()
+        elif step < self.config.num_rollout_steps:
+            self.next_batch = self._begin(step + 1)
+        return result
+
+    def _begin(self, step: int) -> tuple[list[Problem], Callable[[], list[Rollout]]]:
+        config = self.config
+        problems = draw_problems(self.train_problems, step - 1, config.prompts_per_step, config.seed)
+        prompts = [self.prompt(problem.question) for problem in problems]
+        return problems, self.sampler.begin(prompts, self._sampling("train", step))
+
+    def _wait_for_next_batch(self) -> float:
+        """Seconds until the batch that is under way is there: new weights must not change it half-way."""
+        started = time.perf_counter()
+        if self.next_batch is not None:
+            problems, rollouts = self.next_batch
+            finished = rollouts()
+            self.next_batch = problems, lambda: finished
+        return time.perf_counter() - started
 
     def validate(self, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Sample each validation problem once, as in training."""
         sampling = self._sampling("validation", step, n=1)
-        return evaluate(self.engine, self.val_problems, self.prompt, self.reward_fn, sampling)
+        return evaluate(self.sampler, self.val_problems, self.prompt, self.reward_fn, sampling)
 
-    def _update(self, batch: Sequence[Sample], old_log_probs: torch.Tensor | None) -> dict[str, Any]:
+    def _update(self, batch: Sequence[Sample], scores: Scores) -> dict[str, Any]:
         config = self.config
+        # A reader's own step need not know the weights unless there are some.
+        weights = {} if scores.token_weights is None else {"token_weights": scores.token_weights}
         result = self.train_step(
             self.policy,
             self.tokenizer,
@@ -150,20 +184,13 @@ class Run:
             [problem.answer for problem, _, _ in batch],
             config.group_size,
             **config.estimator.step_arguments(),
-            old_log_probs=old_log_probs,
+            old_log_probs=scores.old_log_probs,
             normalization_constant=config.normalization_constant,
-            rollout_token_ids=_token_ids(batch),
+            rollout_token_ids=token_ids(batch),
             temperature=config.temperature,
+            **weights,
         )
         return components.as_metrics(result, len(batch))
-
-    def _old_log_probs(self, batch: Sequence[Sample]) -> torch.Tensor | None:
-        if self.config.estimator.importance_reweighting_method == "none":
-            return None
-        tensors = pad_prompts_and_outputs(*zip(*_token_ids(batch), strict=True), padding_id(self.tokenizer))
-        return score_batch(
-            self.policy, tensors["input_ids"], tensors["labels"], self.config.microbatch_size, self.config.temperature
-        )
 
     def _sampling(self, purpose: str, step: int, n: int | None = None) -> Sampling:
         config = self.config
@@ -183,14 +210,10 @@ class Run:
         fitting = [p for p in problems if len(encode(self.tokenizer, self.prompt(p.question))) <= room]
         return fitting, len(problems) - len(fitting)
 
-    def _remark(self, records: RunRecords, progress: Progress, text: str) -> None:
-        records.remark(text)
-        progress.say(text)
 
-
-def _token_ids(batch: Sequence[Sample]) -> list[tuple[list[int], list[int]]]:
-    """What the engine read and what it sampled."""
-    return [(rollout.prompt_token_ids, completion.token_ids) for _, rollout, completion in batch]
+def _remark(records: RunRecords, progress: Progress, text: str) -> None:
+    records.remark(text)
+    progress.say(text)
 
 
 def draw_problems(problems: Sequence[Problem], batch: int, size: int, seed: int) -> list[Problem]:

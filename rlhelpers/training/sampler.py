@@ -1,0 +1,158 @@
+"""What a run samples with: an engine that is held to the policy's own log-probs, and started again when it dies."""
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhelpers import paths
+from rlhelpers.kernels.logprobs import score_batch
+from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
+from rlhelpers.rollouts import EngineDeadError, Rollout, RolloutEngine, Sampling, TorchEngine
+from rlhelpers.training.config import RunConfig
+
+T = TypeVar("T")
+MAX_RESTARTS = 3
+PROBE = "Question: what is 17 + 25?\nAnswer:"
+# Mean |difference| in nats.  Measured in step: 1e-6 in float32; 0.02 in bf16, whose rounding steps are 2^16 larger.
+LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
+
+
+class NotInSyncError(RuntimeError):
+    """The engine samples from other weights than the policy's."""
+
+
+class Sampler:
+    """The engine of one run.  `remark` is told what a reader of the results must know."""
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        policy: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        temperature: float,
+        remark: Callable[[str], None],
+    ):
+        self.engine, self.policy, self.tokenizer = engine, policy, tokenizer
+        self.temperature, self.remark, self.restarts = temperature, remark, 0
+        self._background = ThreadPoolExecutor(1)
+
+    def sync(self) -> None:
+        """Give the engine the policy's weights, and see that it has them.  Raises NotInSyncError."""
+        self._with_restart(self._sync, self._sync)
+
+    def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
+        return self.begin(prompts, sampling)()
+
+    def begin(self, prompts: Sequence[str], sampling: Sampling) -> Callable[[], list[Rollout]]:
+        """Sample in the background.  The function that is returned waits for the rollouts; if the engine died over
+        them, it samples again, from what the policy is by then."""
+        under_way = self._background.submit(self.engine.generate, prompts, sampling)
+        return lambda: self._with_restart(under_way.result, lambda: self.engine.generate(prompts, sampling))
+
+    def rest(self) -> None:
+        """Sampling is over until the next sync."""
+        self._with_restart(self.engine.rest, lambda: None)
+
+    def close(self) -> None:
+        self.engine.close()
+        self._background.shutdown()
+
+    def _sync(self) -> None:
+        self.engine.sync_weights(self.policy)
+        if not isinstance(self.engine, TorchEngine):  # which samples with the policy itself
+            check_in_sync(self.engine, self.policy, self.tokenizer, self.temperature)
+
+    def _with_restart(self, action: Callable[[], T], again: Callable[[], T]) -> T:
+        try:
+            return action()
+        except EngineDeadError as error:
+            self.restarts += 1
+            if self.restarts > MAX_RESTARTS:
+                raise
+            self.remark(f"The engine died and was started again: {str(error).splitlines()[0]}")
+            self.engine.restart()
+            self._sync()
+            return again()
+
+
+def make_engine(
+    config: RunConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, log: Path
+) -> RolloutEngine:
+    """The engine that the configuration names, not started yet.  `log`: where a server writes what it has to say.
+
+    Raises ValueError where vLLM is asked for and not installed.
+    """
+    if config.engine == "torch":
+        return TorchEngine(policy, tokenizer)
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            f"engine: got {config.engine!r}, but vLLM is not installed here.  On a CPU, `make vllm` makes .venv-vllm, "
+            "which has it; with a GPU, pip install --editable '.[gpu]'.  The engine torch needs neither"
+        )
+    model = str(paths.TINY) if config.model == "tiny" else config.model
+    settings = {"kv_cache_gib": config.kv_cache_gib, "temperature": config.temperature, "seed": config.seed}
+    if config.engine == "vllm":
+        from rlhelpers.rollouts.vllm_inprocess import VLLMEngine
+
+        return VLLMEngine(model, tokenizer, sleep_level=config.sleep_level, **settings)
+    from rlhelpers.rollouts.vllm_server import VLLMServer
+
+    gpu = server_gpu(config.engine_gpu, policy.device, torch.cuda.device_count())
+    same = policy.device.type == "cuda" and gpu == (policy.device.index or 0)
+    return VLLMServer(
+        model,
+        gpu=gpu,
+        tokenizer=tokenizer,
+        dtype=str(policy.dtype).removeprefix("torch."),
+        weight_backend="ipc" if same else None,
+        log=log,
+        **settings,
+    )
+
+
+def server_gpu(wanted: int | None, policy_device: torch.device, gpus: int) -> int | None:
+    """The server's GPU: the one that is wanted, else the one after the policy's, else the policy's own.
+
+    None where there is no GPU.  Raises ValueError for one that is not there.
+    """
+    if wanted is not None:
+        if wanted >= gpus:
+            raise ValueError(f"engine_gpu: got {wanted}; this machine has {gpus} GPUs, numbered from 0")
+        return wanted
+    if policy_device.type != "cuda":
+        return 0 if gpus else None
+    own = policy_device.index or 0
+    return own + 1 if own + 1 < gpus else own
+
+
+def check_in_sync(
+    engine: RolloutEngine, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, temperature: float
+) -> float:
+    """The mean |log-prob of the engine - log-prob of the policy| in nats, over 4 short samples to a fixed prompt.
+
+    Raises NotInSyncError above the limit of the policy's dtype.  Within it, a small update that was missed can hide;
+    the metric `mismatch_mean` of the run shows it as it grows.
+    """
+    context = policy.config.max_position_embeddings
+    sampling = Sampling(n=4, temperature=temperature, max_tokens=min(16, context // 2), seed=0)
+    [rollout] = engine.generate([PROBE], sampling)
+    outputs = [completion.token_ids for completion in rollout.completions]
+    prompts = [rollout.prompt_token_ids] * len(outputs)
+    batch = pad_prompts_and_outputs(prompts, outputs, padding_id(tokenizer))
+    scored = score_batch(policy, batch["input_ids"], batch["labels"], len(outputs), temperature)
+    scored = scored.cpu()[batch["response_mask"]].tolist()
+    sampled = [log_prob for completion in rollout.completions for log_prob in completion.log_probs]
+    difference = fmean(abs(a - b) for a, b in zip(scored, sampled, strict=True))
+    limit = LIMITS.get(policy.dtype, 1e-3)
+    if not difference <= limit:
+        raise NotInSyncError(
+            "weights not in sync: on a fixed prompt the engine's log-probs differ from the policy's by "
+            f"{difference:.4g} nats on average; the limit for {policy.dtype} is {limit}"
+        )
+    return difference
