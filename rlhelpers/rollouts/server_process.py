@@ -5,8 +5,10 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 SECONDS_TO_STOP = 15
@@ -64,6 +66,26 @@ class ServerProcess:
         except ProcessLookupError:
             return False
         return True
+
+
+@contextmanager
+def output_to(log: Path) -> Iterator[None]:
+    """What this process and children that start inside write to their standard output and error goes to `log`."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    before = os.dup(1), os.dup(2)
+    try:
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, copy in enumerate(before, start=1):
+            os.dup2(copy, number)
+            os.close(copy)
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -8,12 +8,15 @@ import atexit
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhelpers import paths
 from rlhelpers.rollouts.engine import EngineDeadError, Rollout, Sampling, check_temperature
+from rlhelpers.rollouts.server_process import output_to
 from rlhelpers.rollouts.torch_engine import check_context, end_of_text_ids
 from rlhelpers.rollouts.vllm_settings import (
     as_completion,
@@ -30,7 +33,8 @@ class VLLMEngine:
 
     `model`: a directory or a Hugging Face name, for the architecture; the weights come from the policy.
     `temperature`: the one that samples are drawn at, besides 0.  `sleep_level`: what `rest` gives back of a GPU's
-    memory: 0 nothing; 1 the cache, and the weights to the CPU's memory; 2 both, for good.
+    memory: 0 nothing; 1 the cache, and the weights to the CPU's memory; 2 both, for good.  `log`: what the engine's
+    processes print.
     """
 
     def __init__(
@@ -41,9 +45,11 @@ class VLLMEngine:
         temperature: float = 1.0,
         seed: int = 0,
         sleep_level: int = 0,
+        log: Path | None = None,
     ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.kv_cache_gib, self.seed, self.sleep_level = kv_cache_gib, seed, sleep_level
+        self.log = log or paths.RUNS / "vllm.log"
         self.llm = self.weights = None
         self.asleep = False
 
@@ -89,7 +95,8 @@ class VLLMEngine:
         atexit.unregister(self.close)
         llm, self.llm, self.weights, self.asleep = self.llm, None, None, False
         if llm is not None:
-            llm.llm_engine.engine_core.shutdown()
+            with output_to(self.log):
+                llm.llm_engine.engine_core.shutdown()
 
     def _start(self, policy: PreTrainedModel) -> None:
         device = policy.device
@@ -105,16 +112,18 @@ class VLLMEngine:
             self.temperature,
             self.seed,
         )
-        variables = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
-        variables |= launch_environment(device.type == "cpu", backend)
+        variables = launch_environment(device.type == "cpu", backend)
         if device.type == "cuda":
             variables["CUDA_VISIBLE_DEVICES"] = visible_device(device.index or 0)
-        with environment(variables):
+        with environment(variables), output_to(self.log):
             from vllm import LLM
 
             from rlhelpers.rollouts.weight_sync import WeightSync
 
-            self.llm = LLM(**arguments, enable_sleep_mode=self.sleep_level > 0)
+            try:
+                self.llm = LLM(**arguments, enable_sleep_mode=self.sleep_level > 0)
+            except Exception as error:
+                raise RuntimeError(f"vLLM did not start: {error}; see the end of {self.log}") from error
             atexit.register(self.close)  # before multiprocessing waits for children that nobody has told to end
             self.weights = WeightSync(backend, _Client(self.llm), device)
 

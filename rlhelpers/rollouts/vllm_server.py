@@ -4,30 +4,25 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers import paths
-from rlhelpers.rollouts.engine import Completion, EngineDeadError, Rollout, Sampling, check_temperature
-from rlhelpers.rollouts.server_process import ServerProcess, free_port, is_free
+from rlhelpers.rollouts.engine import Rollout, Sampling, check_temperature
+from rlhelpers.rollouts.server_process import ServerProcess, free_port, is_free, output_to
 from rlhelpers.rollouts.torch_engine import check_context, end_of_text_ids
+from rlhelpers.rollouts.vllm_client import REQUESTS_AT_A_TIME, VLLMClient
 from rlhelpers.rollouts.vllm_settings import (
-    as_completion,
     as_flags,
     launch_arguments,
     launch_environment,
     prompt_seed,
     request_parameters,
 )
-
-SECONDS_FOR_AN_ANSWER = 3600  # a request may wait behind many others; a dead server is noticed at once
-REQUESTS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True)
@@ -89,7 +84,7 @@ class VLLMServer:
             self._environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
         self.eos_ids = [i for i in [self.tokenizer.eos_token_id] if i is not None]
         self._process: ServerProcess | None = None
-        self._http: httpx.Client | None = None
+        self._client: VLLMClient | None = None
         self._weights = None
         self._calls = 0
 
@@ -98,25 +93,21 @@ class VLLMServer:
     def start(self) -> Self:
         """Start it and wait until it answers.  Raises ValueError for a port that is taken or another model's server,
         RuntimeError with the end of its log when it fails."""
-        if self._http is not None:
+        if self._client is not None:
             return self
         name = self.model_id
+        self.port = self._wanted_port or free_port(self.host)
         if self._launch:
             # Whoever answers to a name that was made up now is our own child.
             name = f"rlhelpers-{uuid.uuid4().hex[:12]}"
-            self.port = self._wanted_port or free_port(self.host)
             self._wait_for_port()
             listen = {"host": self.host, "port": self.port, "served_model_name": name}
             command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *as_flags(self._arguments | listen)]
             self._process = ServerProcess(command, self._environment, self.log)
-        else:
-            self.port = self._wanted_port
-        self.base_url = f"http://{self.host}:{self.port}"
-        limits = httpx.Limits(max_connections=REQUESTS_AT_A_TIME + 1)
-        timeout = httpx.Timeout(SECONDS_FOR_AN_ANSWER, connect=30, pool=None)
-        self._http = httpx.Client(base_url=self.base_url, limits=limits, timeout=timeout)
+        self._client = VLLMClient(f"http://{self.host}:{self.port}", self._last_words)
         try:
-            self.served_model = self._wait_until_ready(name)
+            self._wait_until_ready()
+            self.served_model = self._find(name)
         except BaseException:
             self.stop()
             raise
@@ -124,15 +115,14 @@ class VLLMServer:
 
     def stop(self) -> None:
         """End the server and all its processes, if it is ours.  Safe to call twice."""
-        weights, self._weights = self._weights, None
-        http, self._http = self._http, None
-        process, self._process = self._process, None
+        process, weights, client = self._process, self._weights, self._client
+        self._process = self._weights = self._client = None
         if process is not None:
             process.stop()
         if weights is not None:
             weights.close()
-        if http is not None:
-            http.close()
+        if client is not None:
+            client.close()
 
     def restart(self) -> None:
         self.stop()
@@ -158,39 +148,42 @@ class VLLMServer:
                 raise ValueError(f"port: {self.port} is taken by another program; None takes a free one")
             time.sleep(0.5)
 
-    def _wait_until_ready(self, name: str) -> str:
-        """The name that the server knows its model by, once it answers and serves the one expected."""
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.startup_timeout
-        while time.monotonic() < deadline:
+        while not self._client.is_ready():
             if self._process is not None and self._process.exit_status is not None:
-                raise RuntimeError(
-                    f"the vLLM server ended with status {self._process.exit_status}; the last lines of {self.log}:\n"
-                    + self._process.tail()
-                )
-            try:
-                if self._http.get("/health", timeout=5).is_success:
-                    break
-            except httpx.TransportError:
-                pass
+                raise RuntimeError(f"the vLLM server ended with status {self._process.exit_status}{self._last_words()}")
+            if time.monotonic() > deadline:
+                limit = f"startup_timeout={self.startup_timeout}"
+                raise RuntimeError(f"the vLLM server did not answer within {limit} s{self._last_words()}")
             time.sleep(0.2)
-        else:
-            tail = f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process else ""
-            raise RuntimeError(f"the vLLM server did not answer within startup_timeout={self.startup_timeout} s{tail}")
-        models = self._http.get("/v1/models", timeout=30).raise_for_status().json()["data"]
+
+    def _find(self, name: str) -> str:
+        """What the server calls the model that is expected of it."""
+        models = self._client.served_models()
         for model in models:
             if name in (model["id"], model.get("root")):
                 return model["id"]
-        raise ValueError(f"port: another server answers at {self.base_url}; it serves {[m['id'] for m in models]}")
+        raise ValueError(f"port: another server answers at {self.port}; it serves {[m['id'] for m in models]}")
+
+    def _last_words(self) -> str:
+        return f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""
+
+    def _running(self) -> VLLMClient:
+        if self._client is None:
+            raise RuntimeError("the server is not running; call start()")
+        return self._client
 
     # Weights.
 
     def init_weight_sync(self, policy_device: torch.device | str) -> None:
         """Open the way for the weights of a policy on this device.  Raises EngineDeadError when it cannot be opened."""
-        from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+        with output_to(self.log):  # what vLLM has to say when it is imported
+            from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
-        from rlhelpers.rollouts.weight_sync import SECONDS, WeightSync
+            from rlhelpers.rollouts.weight_sync import SECONDS, WeightSync
 
-        client = HTTPVLLMWeightSyncClient(self.base_url, timeout=SECONDS)
+        client = HTTPVLLMWeightSyncClient(self._running().base_url, timeout=SECONDS)
         self._weights = WeightSync(self.weight_backend, client, policy_device)
 
     def sync_policy_weights(self, policy: PreTrainedModel) -> None:
@@ -198,8 +191,7 @@ class VLLMServer:
         if self._weights is None:
             raise RuntimeError("call init_weight_sync(policy_device) before sync_policy_weights(policy)")
         self._weights.send(policy)
-        if not self._post("/reset_prefix_cache", None).get("success", True):
-            raise EngineDeadError("the server did not forget the keys and values of the old weights")
+        self._running().reset_prefix_cache()
         self.eos_ids = end_of_text_ids(policy, self.tokenizer)
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
@@ -216,7 +208,7 @@ class VLLMServer:
         check_temperature(sampling, self.temperature)
         prompt_ids = self._encode(prompts, sampling.max_tokens)
         requests = [request_parameters(sampling, i, self.eos_ids) for i in range(len(prompts))]
-        groups = self._complete(prompt_ids, requests, REQUESTS_AT_A_TIME)
+        groups = self._running().complete(self.served_model, prompt_ids, requests)
         return [Rollout(*row) for row in zip(prompts, prompt_ids, groups, strict=True)]
 
     def generate_completions(
@@ -235,7 +227,7 @@ class VLLMServer:
         seed = f"{self.seed}/{self._calls}" if seed is None else seed
         request.setdefault("stop_token_ids", self.eos_ids)
         requests = [request | {"seed": prompt_seed(seed, i), "logprobs": 0} for i in range(len(prompts))]
-        groups = self._complete(prompt_ids, requests, batch_size or REQUESTS_AT_A_TIME)
+        groups = self._running().complete(self.served_model, prompt_ids, requests, batch_size or REQUESTS_AT_A_TIME)
         return [VLLMCompletion(**vars(completion)) for group in groups for completion in group]
 
     def _encode(self, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
@@ -245,35 +237,3 @@ class VLLMServer:
         prompt_ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
         check_context(prompt_ids, max_tokens, self.context)
         return prompt_ids
-
-    def _complete(
-        self, prompt_ids: Sequence[list[int]], requests: Sequence[Mapping[str, Any]], at_a_time: int
-    ) -> list[list[Completion]]:
-        """One request for each prompt: only so has each a seed of its own."""
-        with ThreadPoolExecutor(min(at_a_time, REQUESTS_AT_A_TIME)) as pool:
-            return list(pool.map(self._complete_one, prompt_ids, requests))
-
-    def _complete_one(self, prompt_ids: list[int], request: Mapping[str, Any]) -> list[Completion]:
-        body = {"model": self.served_model, "prompt": prompt_ids, "return_token_ids": True, **request}
-        choices = sorted(self._post("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
-        return [
-            as_completion(c["text"], c["token_ids"], c["finish_reason"], c["logprobs"]["token_logprobs"])
-            for c in choices
-        ]
-
-    def _post(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The answer.  Raises ValueError for a request that the server refuses, EngineDeadError when it is gone."""
-        if self._http is None:
-            raise RuntimeError("the server is not running; call start()")
-        try:
-            response = self._http.post(path, json=body)
-        except httpx.TransportError as error:
-            raise EngineDeadError(f"the vLLM server does not answer: {error}{self._last_words()}") from error
-        if response.status_code in (400, 404, 422):
-            raise ValueError(f"sampling_params: the server refuses them: {response.text}")
-        if response.is_error:
-            raise EngineDeadError(f"the vLLM server failed: {response.text[:500]}{self._last_words()}")
-        return response.json()
-
-    def _last_words(self) -> str:
-        return f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""

@@ -84,7 +84,7 @@ class Sampler:
 def make_engine(
     config: RunConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, log: Path
 ) -> RolloutEngine:
-    """The engine that the configuration names, not started yet.  `log`: where a server writes what it has to say.
+    """The engine that the configuration names, not started yet.  `log`: what vLLM's processes print.
 
     Raises ValueError where vLLM is asked for and not installed.
     """
@@ -100,7 +100,7 @@ def make_engine(
     if config.engine == "vllm":
         from rlhelpers.rollouts.vllm_inprocess import VLLMEngine
 
-        return VLLMEngine(model, tokenizer, sleep_level=config.sleep_level, **settings)
+        return VLLMEngine(model, tokenizer, sleep_level=config.sleep_level, log=log, **settings)
     from rlhelpers.rollouts.vllm_server import VLLMServer
 
     gpu = server_gpu(config.engine_gpu, policy.device, torch.cuda.device_count())
