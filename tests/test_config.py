@@ -75,7 +75,7 @@ def test_every_wrong_setting_is_named_at_once():
 
 
 def test_an_unknown_preset():
-    with pytest.raises(ValueError, match="preset: got 'small'; accepted are tiny, course"):
+    with pytest.raises(ValueError, match="preset: got 'small'; accepted are tiny, cpu-vllm, course"):
         make_config("small")
 
 
