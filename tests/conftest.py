@@ -16,6 +16,8 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from rlhelpers import paths
+from rlhelpers.kernels.logprobs import score_batch
+from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.training.config import make_config
 
 VOCABULARY = ["<pad>", "<eos>", "<unk>", *"abcdefghijklm"]
@@ -28,6 +30,21 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def largest_difference():
+    """The largest |log-prob of the engine - log-prob of the policy| over some rollouts, in nats."""
+
+    def largest(policy, rollouts, temperature: float = 1.0) -> float:
+        completions = [(r.prompt_token_ids, c) for r in rollouts for c in r.completions]
+        rows = [(prompt_ids, c.token_ids) for prompt_ids, c in completions]
+        batch = pad_prompts_and_outputs(*zip(*rows, strict=True), pad_id=0)
+        scores = score_batch(policy, batch["input_ids"], batch["labels"], 32, temperature).cpu()
+        sampled = torch.tensor([log_prob for _, c in completions for log_prob in c.log_probs])
+        return (scores[batch["response_mask"].bool()] - sampled).abs().max().item()
+
+    return largest
 
 
 @pytest.fixture(scope="session")
