@@ -20,6 +20,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 
@@ -56,6 +57,10 @@ class SharedMemoryEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
+        # A head that is tied to the embeddings is not loaded itself, and on the CPU it computes with a packed copy.
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
 
     def shutdown(self) -> None:
         pass
