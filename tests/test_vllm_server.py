@@ -102,7 +102,7 @@ def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference
 
 def test_log_probs_at_another_temperature(tmp_path, largest_difference):
     policy = AutoModelForCausalLM.from_pretrained(paths.TINY).eval()
-    with VLLMServer(str(paths.TINY), temperature=0.7, log=tmp_path / "server.log") as server:
+    with VLLMServer(str(paths.TINY), temperature=0.7, dtype="float32", log=tmp_path / "server.log") as server:
         server.sync_weights(policy)
         sampling = Sampling(n=4, temperature=0.7, max_tokens=32, seed=2)
         assert largest_difference(policy, server.generate(PROMPTS, sampling), temperature=0.7) < 1e-4

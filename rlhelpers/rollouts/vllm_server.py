@@ -39,10 +39,10 @@ class VLLMServer:
     """A `RolloutEngine`, and the course's interface; a context manager too.
 
     `port` None takes a free one.  `gpu`: the server's, where there are GPUs.  `load_format` "dummy" starts with random
-    weights.  `kv_cache_gib` None leaves vLLM `gpu_memory_utilization` of the card.  `launch_server` False joins a
-    server that somebody else has started, and never ends it.  `weight_backend` None: "nccl" between GPUs,
-    "shared_memory" on the CPU.  `temperature`: see `check_temperature`; it binds `generate`, not
-    `generate_completions`.  `log`: what the server prints.
+    weights.  `dtype` "auto": vLLM's choice, which is half precision for a float32 model.  `kv_cache_gib` None leaves
+    vLLM `gpu_memory_utilization` of the card.  `launch_server` False joins a server that somebody else has started, and
+    never ends it.  `weight_backend` None: "nccl" between GPUs, "shared_memory" on the CPU.  `temperature`: see
+    `check_temperature`; it binds `generate`, not `generate_completions`.  `log`: what the server prints.
     """
 
     def __init__(
@@ -178,13 +178,13 @@ class VLLMServer:
 
     def init_weight_sync(self, policy_device: torch.device | str) -> None:
         """Open the way for the weights of a policy on this device.  Raises EngineDeadError when it cannot be opened."""
-        with output_to(self.log):  # what vLLM has to say when it is imported
+        with output_to(self.log):  # what vLLM has to say in this process
             from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
             from rlhelpers.rollouts.weight_sync import SECONDS, WeightSync
 
-        client = HTTPVLLMWeightSyncClient(self._running().base_url, timeout=SECONDS)
-        self._weights = WeightSync(self.weight_backend, client, policy_device)
+            client = HTTPVLLMWeightSyncClient(self._running().base_url, timeout=SECONDS)
+            self._weights = WeightSync(self.weight_backend, client, policy_device)
 
     def sync_policy_weights(self, policy: PreTrainedModel) -> None:
         """From now on sample from these weights; keys and values of the old ones are forgotten."""
