@@ -45,6 +45,22 @@ def tiny(options: argparse.Namespace) -> None:
     make_tiny(options.folder)
 
 
+def bench_engines(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import conditions, engines, tables
+
+    report = engines.bench_engines(options.engines)
+    print(tables.engines_text(report))
+    print(f"The numbers are in {conditions.write_report('engines', report)}")
+
+
+def bench_ahead(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import ahead, conditions, tables
+
+    report = ahead.bench_ahead()
+    print(tables.ahead_text(report))
+    print(f"The numbers are in {conditions.write_report('ahead', report)}")
+
+
 def exercises(options: argparse.Namespace) -> None:
     from rlhelpers.workbook.exercises import write_exercises
 
@@ -66,6 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = commands.add_parser("tiny", help="make the tiny base model and its problems again, from nothing")
     command.add_argument("--folder", help="where to write them (default: data/tiny)")
     command.set_defaults(run=tiny)
+    command = commands.add_parser("bench", help="measure on this machine, side by side: the engines, or sampling ahead")
+    benches = command.add_subparsers(required=True, metavar="what")
+    command = benches.add_parser("engines", help="speed, start-up, sync and mismatch of the rollout engines")
+    command.add_argument("--engines", nargs="+", choices=["torch", "vllm", "vllm-server"], help="default: those here")
+    command.set_defaults(run=bench_engines)
+    command = benches.add_parser("ahead", help="runs with and without rollouts one step ahead; needs vLLM")
+    command.set_defaults(run=bench_ahead)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
     command.add_argument("folder", help="where to write them")
     command.set_defaults(run=exercises)

@@ -1,0 +1,86 @@
+"""Whether an engine samples from the policy: its speed means nothing before that is shown."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhelpers.eval_mode import eval_mode
+from rlhelpers.kernels.logprobs import engine_mismatch, get_response_log_probs
+from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
+from rlhelpers.rollouts import Rollout, Sampling
+from rlhelpers.training.sampler import LIMITS
+
+ROWS = 64
+MAX_STANDARD_ERRORS = 5.0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Of an engine and the policy, over the tokens of some samples.
+
+    `mismatch_mean` and `mismatch_max` of |log pi - log mu| in nats: is what the engine says of its samples true?
+    `bias`: in standard errors, the mean over tokens of log pi(y_t) + H(pi), which is 0 on average where tokens are
+    drawn from pi: are the samples what a policy of that entropy would say?  A greedy engine can be right about its
+    log-probs and still draw the wrong tokens.  None where `min_tokens` bars the end, for pi does not.
+    """
+
+    mismatch_mean: float
+    mismatch_max: float
+    bias: float | None
+
+
+def agreement(
+    rollouts: Sequence[Rollout], sampling: Sampling, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Agreement:
+    """Scores every sampled token by the policy.  `sampling`: at temperature 1, with top_p 1."""
+    pairs = [(r.prompt_token_ids, c.token_ids, c.log_probs) for r in rollouts for c in r.completions]
+    parts = [_score(pairs[start : start + ROWS], policy, tokenizer) for start in range(0, len(pairs), ROWS)]
+    trainer, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+    engine = torch.tensor([log_prob for _, _, log_probs in pairs for log_prob in log_probs])
+    mismatch = engine_mismatch(trainer[None], engine[None], torch.ones_like(trainer)[None])
+    surplus = (trainer + entropy).double()
+    bias = (surplus.mean() / (surplus.std() / math.sqrt(len(surplus)))).item() if not sampling.min_tokens else None
+    return Agreement(mismatch["mismatch_mean"], mismatch["mismatch_max"], bias)
+
+
+def refuse_unless_same(found: Agreement, engine: str, dtype: torch.dtype) -> None:
+    """Raises ValueError naming the engine where its speed would be that of another computation."""
+    limit = LIMITS[dtype]
+    if not found.mismatch_mean <= limit:
+        raise ValueError(
+            f"engines: no speeds, for {engine}'s log-probs differ from the policy's by {found.mismatch_mean:.3g} nats "
+            f"on average, at most {found.mismatch_max:.3g}; accepted is a mean of up to {limit}"
+        )
+    if found.bias is not None and not abs(found.bias) <= MAX_STANDARD_ERRORS:
+        raise ValueError(
+            f"engines: no speeds, for {engine} does not sample from the policy: the mean log-prob of its tokens is "
+            f"{found.bias:.1f} standard errors from minus the policy's entropy; accepted are {MAX_STANDARD_ERRORS:.0f}"
+        )
+
+
+def refuse_unless_done(rollouts: Sequence[Rollout], prompts: Sequence[str], sampling: Sampling, engine: str) -> None:
+    """Raises ValueError naming the engine where it did other work than it was given."""
+    lengths = [len(completion.token_ids) for rollout in rollouts for completion in rollout.completions]
+    same = [rollout.prompt for rollout in rollouts] == list(prompts) and len(lengths) == len(prompts) * sampling.n
+    if not same or not all(sampling.min_tokens <= length <= sampling.max_tokens for length in lengths):
+        raise ValueError(
+            f"engines: no speeds, for {engine} gave {len(lengths)} samples of {min(lengths, default=0)} to "
+            f"{max(lengths, default=0)} tokens; accepted are {sampling.n} for each of {len(prompts)} prompts, "
+            f"of {sampling.min_tokens} to {sampling.max_tokens} tokens"
+        )
+
+
+@torch.no_grad()
+def _score(pairs, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
+    """The policy's log-probs of the response tokens and the entropies of its distributions there, (tokens,) each."""
+    prompts, outputs, _ = zip(*pairs, strict=True)
+    batch = pad_prompts_and_outputs(prompts, outputs, padding_id(tokenizer))
+    inputs, labels = batch["input_ids"].to(policy.device), batch["labels"].to(policy.device)
+    with eval_mode(policy):
+        scored = get_response_log_probs(policy, inputs, labels, return_token_entropy=True)
+    mask = batch["response_mask"].bool()
+    return scored["log_probs"].cpu()[mask], scored["token_entropy"].cpu()[mask]

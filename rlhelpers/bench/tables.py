@@ -1,0 +1,104 @@
+"""The reports as text for a person; the numbers that others take are in the files."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from rlhelpers.bench.rounds import Spread
+
+
+def engines_text(report: Mapping[str, Any]) -> str:
+    """What `bench_engines` reports: one table of the engines, and one of their work."""
+    workloads = report["workloads"].items()
+    work = pd.DataFrame([_work_row(name, n, row) for name, load in workloads for n, row in load["engines"].items()])
+    lives = pd.DataFrame([_life_row(name, row) for name, row in report["engines"].items()])
+    base = next(iter(report["engines"]))
+    rounds = len(next(iter(next(iter(report["workloads"].values()))["engines"].values()))["tokens"])
+    notes = [
+        "",
+        *(f"{name}: {_describe_work(load)}" for name, load in workloads),
+        f"Median (lowest to highest) of {rounds} rounds in turns after a warm-up; the ratio to {base} is taken round "
+        "by round.",
+        "cores: how many were busy on average, with the trainer's process and the engines that wait.",
+        "threads: those that compute; vLLM's other processes (server, scheduler) come on top.",
+        "start-up: that of the first vLLM engine has the import of vllm by the trainer in it, which the other finds "
+        "done.",
+        "mismatch: |log-prob of the engine - of the policy| in nats; bias: in standard errors, of the mean log-prob "
+        "of the samples from minus the policy's entropy.",
+        conditions_text(report["conditions"]),
+    ]
+    return "\n".join([_table(work), "", _table(lives), *notes])
+
+
+def ahead_text(report: Mapping[str, Any]) -> str:
+    """What `bench_ahead` reports."""
+    table = _table(pd.DataFrame([_ahead_row(name, row) for name, row in report["runs"].items()]))
+    threads, found = report["threads"], report["conditions"]
+    notes = [
+        "",
+        f"{report['estimator']}, {report['updates_per_step']} updates for each batch, {report['steps']} steps; "
+        f"runs of each kind, in turns: {len(next(iter(report['runs'].values()))['run_seconds'])}.",
+        "s per step: without validation, over the steps from the second to the last but one.  s in all: all steps of a "
+        "run, the first and last too.",
+        "sampling: what the trainer waits for rollouts.  mismatch: in nats, from the policy that is trained; one step "
+        "ahead, the samples are those of the policy before its last updates.",
+        f"Ahead, the server samples the next batch (threads that compute: {threads['server']}, besides its own "
+        f"processes) while the trainer trains (threads: {threads['trainer']}), on {found['cores']} cores together.",
+        "This is the time of a step, not what a step teaches: that takes runs with several seeds.",
+        conditions_text(found),
+    ]
+    return "\n".join([table, *notes])
+
+
+def conditions_text(found: Mapping[str, Any]) -> str:
+    installed = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    variables = ", ".join(f"{name}={value}" for name, value in found["environment"].items() if value is not None)
+    return (
+        f"{found['cpu']}, {found['cores']} cores, load {found['load']} before; {installed}, Python {found['python']}; "
+        f"torch threads: {found['torch_threads']}; {variables or 'no variable sets threads'}; {found['date']}"
+    )
+
+
+def _work_row(workload: str, engine: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "workload": workload,
+        "engine": engine,
+        "tokens/s": Spread(**row["tokens_per_second"]).show(0),
+        "ratio": Spread(**row["ratio"]).show(2),
+        "cores": f"{row['cores']['median']:.2f}",
+        "mismatch mean": f"{row['mismatch_mean']:.1e}",
+        "max": f"{row['mismatch_max']:.1e}",
+        "bias": "" if row["bias"] is None else f"{row['bias']:+.1f}",
+    }
+
+
+def _life_row(engine: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "engine": engine,
+        "threads": "?" if row["threads"] is None else str(row["threads"]),
+        "start-up and first sync, s": f"{row['startup_seconds']:.1f}",
+        "sync, s": Spread(**row["sync_seconds"]).show(3),
+    }
+
+
+def _ahead_row(name: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "rollouts": name,
+        "s per step": Spread(**row["seconds_per_step"]).show(2),
+        "sampling, s": f"{row['seconds_sampling']['median']:.2f}",
+        "s in all": Spread(**row["all_steps"]).show(1),
+        "ratio": Spread(**row["ratio"]).show(2),
+        "tokens per response": f"{row['response_length']:.1f}",
+        "mismatch mean": f"{row['mismatch_mean']:.1e}",
+    }
+
+
+def _describe_work(load: Mapping[str, Any]) -> str:
+    ends = f"to {load['stop']!r} or " if load["stop"] else ""
+    length = f"{load['max_tokens']} tokens" if load["min_tokens"] else f"{ends}at most {load['max_tokens']} tokens"
+    return f"{load['prompts']} prompts x {load['n']}, {length}"
+
+
+def _table(rows: pd.DataFrame) -> str:
+    return rows.to_string(index=False)
