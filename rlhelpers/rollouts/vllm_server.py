@@ -24,6 +24,8 @@ from rlhelpers.rollouts.vllm_settings import (
     request_parameters,
 )
 
+SECONDS_FOR_A_PORT = 15
+
 
 @dataclass(frozen=True)
 class VLLMCompletion:
@@ -142,7 +144,7 @@ class VLLMServer:
 
     def _wait_for_port(self) -> None:
         """A port that a process has just left may be busy for a moment."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + SECONDS_FOR_A_PORT
         while not is_free(self.host, self.port):
             if time.monotonic() > deadline:
                 raise ValueError(f"port: {self.port} is taken by another program; None takes a free one")
@@ -161,10 +163,10 @@ class VLLMServer:
     def _find(self, name: str) -> str:
         """What the server calls the model that is expected of it."""
         models = self._client.served_models()
-        for model in models:
-            if name in (model["id"], model.get("root")):
-                return model["id"]
-        raise ValueError(f"port: another server answers at {self.port}; it serves {[m['id'] for m in models]}")
+        for served, root in models.items():
+            if name in (served, root):
+                return served
+        raise ValueError(f"port: another server answers at {self.port}; it serves {list(models)}")
 
     def _last_words(self) -> str:
         return f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""
