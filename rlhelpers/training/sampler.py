@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
@@ -44,7 +45,7 @@ class Sampler:
 
     def sync(self) -> None:
         """Give the engine the policy's weights, and see that it has them.  Raises NotInSyncError."""
-        self._with_restart(self._sync, self._sync)
+        self._with_restart(self._sync, lambda: None)
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
         return self.begin(prompts, sampling)()
@@ -57,7 +58,7 @@ class Sampler:
 
     def rest(self) -> None:
         """Sampling is over until the next sync."""
-        self._with_restart(self.engine.rest, lambda: None)
+        self._with_restart(self.engine.rest, self.engine.rest)
 
     def close(self) -> None:
         self.engine.close()
@@ -69,16 +70,23 @@ class Sampler:
             check_in_sync(self.engine, self.policy, self.tokenizer, self.temperature)
 
     def _with_restart(self, action: Callable[[], T], again: Callable[[], T]) -> T:
-        try:
-            return action()
-        except EngineDeadError as error:
-            self.restarts += 1
-            if self.restarts > MAX_RESTARTS:
-                raise
-            self.remark(f"The engine died and was started again: {str(error).splitlines()[0]}")
-            self.engine.restart()
-            self._sync()
-            return again()
+        """The action's result, or that of `again` after the engine has died, been started again and got the weights;
+        it may die over any of that too."""
+        while True:
+            try:
+                return action()
+            except EngineDeadError as error:
+                self.restarts += 1
+                if self.restarts > MAX_RESTARTS:
+                    raise
+                reason, *_ = str(error).splitlines() or ["it did not say why"]
+                self.remark(f"The engine died and was started again: {reason}")
+                action = partial(self._restarted, again)
+
+    def _restarted(self, action: Callable[[], T]) -> T:
+        self.engine.restart()
+        self._sync()
+        return action()
 
 
 def make_engine(
