@@ -29,6 +29,7 @@ class CopyingEngine:
         self.calls: list[str] = []
         self.sampled: list[tuple[float, list[str], Sampling]] = []
         self.before_sampling = lambda: None
+        self._is_sampling = False
         self._own = copy.deepcopy(policy)
         self._engine = TorchEngine(self._own, tokenizer)
         self._forget()
@@ -38,11 +39,16 @@ class CopyingEngine:
         self._call("generate")
         self.before_sampling()
         weights = fingerprint(self._own)
-        rollouts = self._engine.generate(prompts, sampling)
+        self._is_sampling = True
+        try:
+            rollouts = self._engine.generate(prompts, sampling)
+        finally:
+            self._is_sampling = False
         self.sampled.append((weights, list(prompts), sampling))
         return [replace(r, completions=[self._shifted(c) for c in r.completions]) for r in rollouts]
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
+        assert not self._is_sampling, "new weights would change a batch half-way"
         self._call("sync_weights")
         if not (self._has_weights and self.keeps_weights):
             self._own.load_state_dict(policy.state_dict())

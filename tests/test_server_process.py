@@ -1,5 +1,7 @@
 """A server's process: its log, its end with all its children, ports, and output that goes to a log."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -120,10 +122,14 @@ def test_stop_is_polite_first(start):
 @pytest.mark.parametrize(("ending", "status"), [("", 0), ("raise ZeroDivisionError", 1), ("sys.exit(5)", 5)])
 def test_nothing_outlives_the_program_that_started_it(log, ending, status):
     program = subprocess.run([sys.executable, "-c", PROGRAM + ending, log], capture_output=True, text=True, timeout=120)
-    assert program.returncode == status, program.stderr
-    assert (program.stderr == "") == (status != 1)
     pids = family(log.read_text(encoding="utf-8"))
-    wait_until(lambda: not any(map(is_alive, pids)))
+    try:
+        assert program.returncode == status, program.stderr
+        assert (program.stderr == "") == (status != 1)
+        wait_until(lambda: not any(map(is_alive, pids)), seconds=30)
+    finally:
+        for pid in filter(is_alive, pids):
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.parametrize("error", ["", "raise ZeroDivisionError"])

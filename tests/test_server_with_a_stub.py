@@ -41,8 +41,8 @@ def join(stub, tokenizer):
     servers = []
 
     def join(**settings):
-        settings = {"port": stub.port, "launch_server": False, "tokenizer": tokenizer} | settings
-        servers.append(VLLMServer(str(paths.TINY), **settings))
+        defaults = {"port": stub.port, "launch_server": False, "startup_timeout": 30, "tokenizer": tokenizer}
+        servers.append(VLLMServer(str(paths.TINY), **defaults | settings))
         return servers[-1].start()
 
     yield join
@@ -106,7 +106,7 @@ def test_another_models_server_is_refused_and_named(join, stub):
 def test_what_answers_and_is_no_vllm_is_refused_at_once(join, stub, answer):
     stub.answer = lambda path, body: answer
     with pytest.raises(ValueError, match=rf"port: what answers at http://127.0.0.1:{stub.port} is no vLLM server"):
-        join(startup_timeout=600)
+        join(startup_timeout=300)
 
 
 def test_a_server_that_is_starting_is_waited_for(join, stub):
