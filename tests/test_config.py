@@ -61,6 +61,22 @@ def test_numbers_that_arrive_as_text_are_read():
         ({"n_train_examples": 10}, "n_train_examples: got 10; it must be at least .* = 16"),
         ({"group_size": 1}, "group_size: got 1; it must be at least 2"),
         ({"min_tokens": 65}, "min_tokens: got 65; it must be at most max_tokens=64"),
+        ({"engine": "vlm"}, "engine: got 'vlm'; .*'torch', 'vllm' or 'vllm-server'"),
+        ({"engine_gpu": 1}, 'engine_gpu: got 1; it must be None unless engine is "vllm-server"'),
+        ({"engine_gpu": 0, "engine": "vllm"}, "engine_gpu: got 0; it must be None"),
+        ({"engine_gpu": -1, "engine": "vllm-server"}, "engine_gpu: got -1"),
+        ({"kv_cache_gib": 0, "engine": "vllm"}, "kv_cache_gib: got 0"),
+        ({"sleep_level": 1}, 'sleep_level: got 1; it must be 0 unless engine is "vllm"'),
+        ({"sleep_level": 1, "engine": "vllm-server"}, "sleep_level: got 1; it must be 0"),
+        ({"sleep_level": 3, "engine": "vllm"}, "sleep_level: got 3"),
+        ({"rollouts_ahead": True}, 'rollouts_ahead: got True; it must be False unless engine is "vllm-server"'),
+        ({"rollouts_ahead": True, "engine": "vllm"}, "rollouts_ahead: got True; it must be False"),
+        (
+            {"rollouts_ahead": True, "engine": "vllm-server", "estimator": Estimator("tis", engine_ratio_cap=2.0)},
+            "rollouts_ahead: got True; it must be False for an estimator with engine_ratio_cap",
+        ),
+        ({"temperature": 0.7, "top_p": 0.9, "engine": "vllm"}, "temperature: got 0.7; it must be 1 for a vLLM engine"),
+        ({"temperature": 0.7, "min_tokens": 1, "engine": "vllm-server"}, "temperature: got 0.7; it must be 1 for"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_value_and_what_is_accepted(settings, message):
@@ -119,3 +135,45 @@ def test_every_row_of_the_table_is_accepted():
 def test_a_configuration_does_not_change():
     with pytest.raises(ValueError, match="frozen"):
         RunConfig().seed = 3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine": "vllm-server", "engine_gpu": 0},
+        {"engine": "vllm", "sleep_level": 2},
+        {"engine": "vllm-server", "rollouts_ahead": True},
+        {"engine": "vllm-server", "rollouts_ahead": True, "estimator": "cispo"},
+        {"engine": "vllm-server", "estimator": Estimator("tis", engine_ratio_cap=2.0)},
+        {"engine": "torch", "temperature": 0.7, "top_p": 0.9, "min_tokens": 1},
+        {"engine": "vllm", "temperature": 0.7},
+        {"engine": "vllm", "top_p": 0.9, "min_tokens": 1},
+    ],
+)
+def test_what_goes_together_is_accepted(settings):
+    config = make_config(**settings)
+    assert all(getattr(config, name) == value for name, value in settings.items() if name != "estimator")
+
+
+@pytest.mark.parametrize(
+    ("preset", "engine"),
+    [
+        ("tiny", "torch"),
+        ("cpu-vllm", "vllm"),
+        ("course", "torch"),
+        ("single-gpu", "vllm"),
+        ("two-gpu", "vllm-server"),
+    ],
+)
+def test_every_preset_names_its_engine_and_has_a_quick_run(preset, engine):
+    assert make_config(preset).engine == make_config(preset, quick=True).engine == engine
+    assert make_config(preset).variant == ("grpo" if preset == "tiny" else f"grpo,{preset}")
+
+
+def test_the_presets_of_one_size_train_in_the_same_way():
+    """Where it runs and what samples is all that they differ in."""
+    where = {"engine", "kv_cache_gib", "sleep_level", "gradient_accumulation_steps", "variant"}
+    for presets in (["tiny", "cpu-vllm"], ["course", "single-gpu", "two-gpu"]):
+        first, *others = (make_config(preset).model_dump(exclude=where) for preset in presets)
+        assert all(other == first for other in others)
+    assert make_config("single-gpu").sleep_level == 1

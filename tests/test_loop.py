@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from copying_engine import CopyingEngine, fingerprint
 
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
@@ -11,6 +12,7 @@ from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import derive_seed, draw_problems, train
+from rlhelpers.training.sampler import NotInSyncError
 
 SMALL = {
     "quick": True,
@@ -192,3 +194,166 @@ def test_the_optimizer_learns_the_task_it_is_given():
     half = {"rollout_batch_size": 64, "train_batch_size": 64, "gradient_accumulation_steps": 2}
     metrics = read_metrics(train(make_config(device="cpu", num_rollout_steps=8, n_val_examples=1, **half)))
     assert metrics["reward"][7:].mean() > metrics["reward"][1:2].mean() + 0.15
+
+
+# Engines with weights of their own, as those in other processes have.
+
+# Every row counts, so that every update moves the policy; two of three steps have a batch to sample ahead.
+PUSH = Estimator("push", baseline=lambda rewards: -torch.ones_like(rewards))
+MOVING = SMALL | {"estimator": PUSH, "learning_rate": 1e-3, "num_rollout_steps": 3}
+AHEAD = {"engine": "vllm-server", "rollouts_ahead": True}
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Makes runs sample with a CopyingEngine of such settings; gives the list of those that runs have made."""
+
+    def use(**settings):
+        made = []
+
+        def make_engine(config, policy, tokenizer, log):
+            made.append(CopyingEngine(policy, tokenizer, **settings))
+            return made[-1]
+
+        monkeypatch.setattr(loop, "make_engine", make_engine)
+        return made
+
+    return use
+
+
+def batches(engine, n):
+    """The weights and the prompts of what was sampled n times a prompt: 8 for a rollout batch, 1 to validate."""
+    return [(weights, prompts) for weights, prompts, sampling in engine.sampled if sampling.n == n]
+
+
+def read_about(folder):
+    return json.loads((folder / "run.json").read_text(encoding="utf-8"))
+
+
+def test_every_step_says_how_far_apart_engine_and_trainer_are():
+    metrics = read_metrics(train(make_config(**SMALL)))
+    assert (metrics["mismatch_mean"][1:] <= metrics["mismatch_p99"][1:]).all()
+    assert (metrics["mismatch_p99"][1:] <= metrics["mismatch_max"][1:]).all()
+    assert (metrics["mismatch_max"][1:] < 1e-4).all() and (metrics["mismatch_outside"][1:] == 0).all()
+    assert {"seconds_sampling", "seconds_training"} <= set(metrics.columns)
+
+
+def test_a_mismatch_is_seen(engines):
+    engines(shift=5e-4)
+    metrics = read_metrics(train(make_config(**SMALL)))
+    assert metrics["mismatch_mean"][1:].tolist() == pytest.approx([5e-4, 5e-4], abs=2e-5)
+
+
+def test_a_run_whose_engine_dies_goes_on_as_if_nothing_had_happened(engines):
+    """Once over a rollout batch, once over new weights, once at rest."""
+    undisturbed = read_metrics(train(make_config(**MOVING)))
+    engines(deaths=[("generate", 3), ("sync_weights", 4), ("rest", 3)])
+    folder = train(make_config(**MOVING))
+    assert without_times(read_metrics(folder)).equals(without_times(undisturbed))
+    about = read_about(folder)
+    assert about["status"] == "complete"
+    deaths = ["generate", "sync_weights", "rest"]
+    assert about["remarks"] == [f"The engine died and was started again: it died in {name}" for name in deaths]
+
+
+def test_a_run_whose_engine_keeps_old_weights_fails(engines):
+    engines(keeps_weights=True)
+    config = make_config(**MOVING | {"learning_rate": 1e-2})
+    with pytest.raises(NotInSyncError, match="weights not in sync"):
+        train(config)
+    folder = paths.RUNS / config.experiment / config.variant / "seed=0"
+    about = read_about(folder)
+    assert about["status"] == "failed" and "weights not in sync" in about["error"]
+    assert read_metrics(folder).index.tolist() == [0]
+
+
+def test_an_engine_that_cannot_be_kept_alive_fails_the_run_and_is_closed(engines):
+    made = engines(deaths=[("generate", number) for number in range(4, 50)])
+    config = make_config(**MOVING)
+    with pytest.raises(RuntimeError, match="it died in generate"):
+        train(config)
+    about = read_about(paths.RUNS / config.experiment / config.variant / "seed=0")
+    assert about["status"] == "failed" and len(about["remarks"]) == 3
+    assert made[0].calls[-1] == "close"
+
+
+def test_each_batch_is_sampled_with_the_weights_of_the_last_update_and_then_the_engine_rests(engines):
+    made = engines()
+    train(make_config(**MOVING))
+    [engine] = made
+    validated = [weights for weights, _ in batches(engine, 1)]
+    assert len(set(validated)) == 4
+    assert [weights for weights, _ in batches(engine, 8)] == validated[:3]
+    # A check and a validation; then, each step, the batch, rest, new weights, their check, and a validation.
+    step = ["generate", "rest", "sync_weights", "generate", "generate"]
+    assert engine.calls == ["sync_weights", "generate", "generate", *step * 3, "close"]
+
+
+def test_rollouts_ahead_are_of_the_weights_before_the_last_update(engines):
+    """The same problems as without, in the same order; validation is of the weights as they are."""
+    made = engines()
+    train(make_config(**MOVING))
+    folder = train(make_config(**MOVING, **AHEAD))
+    usual, ahead = made
+    validated = [weights for weights, _ in batches(ahead, 1)]
+    assert len(set(validated)) == 4
+    assert validated[-1] == fingerprint(loop.load_policy(str(folder / "policy"), "cpu")[0])
+    assert [weights for weights, _ in batches(ahead, 8)] == [validated[0], validated[0], validated[1]]
+    for n in (1, 8):
+        assert [prompts for _, prompts in batches(ahead, n)] == [prompts for _, prompts in batches(usual, n)]
+    assert "rest" not in ahead.calls
+    metrics = read_metrics(folder)
+    assert metrics.index.tolist() == [0, 1, 2, 3]
+    # The first batch was sampled by the policy that learns from it, the second was not.
+    assert metrics["mismatch_max"][1] < 1e-4 < 1e-3 < metrics["mismatch_max"][2]
+
+
+def test_rollouts_ahead_are_reweighted_from_what_sampled_them(engines):
+    """In the first step every ratio is 1; in the second the policy has moved on since its batch was sampled."""
+    ratios = []
+
+    def spy(advantages, policy_log_probs, old_log_probs, cliprange, mask):
+        ratios.append((policy_log_probs - old_log_probs)[mask].detach().abs().max().item())
+        return -advantages * (policy_log_probs - old_log_probs).exp(), torch.zeros_like(mask)
+
+    engines()
+    row = Estimator("spy", baseline=lambda r: -torch.ones_like(r), importance_reweighting_method=spy)
+    settings = MOVING | AHEAD | {"estimator": row, "gradient_accumulation_steps": 1, "num_rollout_steps": 2}
+    train(make_config(**settings))
+    assert len(ratios) == 2 and ratios[0] < 1e-4 < 1e-3 < ratios[1]
+
+
+def test_a_death_over_a_batch_ahead(engines):
+    """It is sampled again, by the policy as it is by then."""
+    made = engines(deaths=[("generate", 4)])
+    folder = train(make_config(**MOVING, **AHEAD))
+    about = read_about(folder)
+    assert about["status"] == "complete" and len(about["remarks"]) == 1
+    validated = [weights for weights, _ in batches(made[0], 1)]
+    assert [weights for weights, _ in batches(made[0], 8)] == [validated[0], validated[1], validated[1]]
+
+
+def test_weights_against_the_engine_reach_the_step(engines, monkeypatch):
+    given = []
+
+    def load_train_step(*arguments):
+        step = load(*arguments)
+
+        def spy(*positional, **named):
+            given.append(named.get("token_weights"))
+            return step(*positional, **named)
+
+        return spy
+
+    load = loop.components.load_train_step
+    monkeypatch.setattr(loop.components, "load_train_step", load_train_step)
+    engines(shift=5e-4)
+    train(make_config(**MOVING | {"estimator": Estimator("capped", engine_ratio_cap=2.0)}))
+    assert len(given) == 3
+    for weights in given:
+        sampled = weights[weights != 1]
+        assert len(sampled) > 16
+        torch.testing.assert_close(sampled, torch.full_like(sampled, -5e-4).exp(), atol=5e-5, rtol=0)
+    given.clear()
+    train(make_config(**MOVING))
+    assert given == [None] * 3

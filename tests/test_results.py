@@ -55,6 +55,33 @@ def test_older_runs_had_the_packages_components(roots, write_run):
     assert comparable(runs, defaults(components="mine"), except_for=["estimator"])["seed"].tolist() == [2]
 
 
+def test_older_runs_sampled_with_torch(roots, write_run):
+    """Runs from before there was a choice of engine compare with new ones that make the same choice, and no others."""
+    _, committed = roots
+    write_run(committed, seed=0, without=["engine", "engine_gpu", "kv_cache_gib", "sleep_level", "rollouts_ahead"])
+    write_run(committed, seed=1)
+    write_run(committed, seed=2, engine="vllm")
+    write_run(committed, seed=3, engine="vllm-server", rollouts_ahead=True)
+    write_run(committed, seed=4, engine="vllm", sleep_level=1, kv_cache_gib=6.0)
+    write_run(committed, seed=5, engine="vllm-server", engine_gpu=1)
+    runs = list_runs("04_grpo")
+    assert sorted(comparable(runs, defaults(), except_for=[])["seed"]) == [0, 1]
+    assert sorted(comparable(runs, defaults(), except_for=["engine"])["seed"]) == [0, 1, 2, 4, 5]
+    # How much memory the engine had, and of which GPU, is nobody's matter.
+    assert sorted(comparable(runs, defaults(engine="vllm"), except_for=[])["seed"]) == [2, 4]
+    assert sorted(comparable(runs, defaults(), except_for=["engine", "rollouts_ahead"])["seed"]) == [0, 1, 2, 3, 4, 5]
+
+
+def test_older_rows_had_no_cap(roots, write_run):
+    _, committed = roots
+    folder = write_run(committed, seed=0)
+    text = (folder / "config.yaml").read_text(encoding="utf-8")
+    assert "engine_ratio_cap: null" in text
+    (folder / "config.yaml").write_text(text.replace("  engine_ratio_cap: null\n", ""), encoding="utf-8")
+    write_run(committed, seed=1)
+    assert sorted(comparable(list_runs("04_grpo"), defaults(), except_for=[])["seed"]) == [0, 1]
+
+
 def test_a_run_done_again_under_another_name_counts_once_the_readers_own(roots, write_run):
     own, committed = roots
     write_run(committed)

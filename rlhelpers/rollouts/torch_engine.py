@@ -44,10 +44,8 @@ class TorchEngine:
     @torch.inference_mode()
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
         """See `RolloutEngine.generate`.  Raises ValueError when a prompt and max_tokens exceed the context."""
-        if isinstance(prompts, str):
-            raise ValueError(f"prompts: got the text {prompts[:40]!r}; accepted is a list of texts")
-        prompt_ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-        check_context(prompt_ids, sampling.max_tokens, self.model.config.max_position_embeddings)
+        context = self.model.config.max_position_embeddings
+        prompt_ids = encode_prompts(self.tokenizer, prompts, sampling.max_tokens, context)
         # One uniform number for each row and token, drawn before anything else: a row's luck depends neither on
         # its neighbours nor on when they finish.
         generator = torch.Generator().manual_seed(sampling.seed)
@@ -193,6 +191,17 @@ def end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_tokens: int, context: int
+) -> list[list[int]]:
+    """The ids that the trainer scores, and so those that every engine reads.  Raises ValueError; see check_context."""
+    if isinstance(prompts, str):
+        raise ValueError(f"prompts: got the text {prompts[:40]!r}; accepted is a list of texts")
+    prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    check_context(prompt_ids, max_tokens, context)
+    return prompt_ids
 
 
 def check_context(prompt_ids: Sequence[Sequence[int]], max_tokens: int, context: int) -> None:

@@ -24,16 +24,21 @@ class VLLMClient:
         self._http = httpx.Client(base_url=base_url, limits=limits, timeout=timeout, trust_env=False)
 
     def is_ready(self) -> bool:
+        """Raises ValueError where something else answers, which will never be."""
         try:
-            return self._http.get("/health", timeout=5).is_success
+            response = self._http.get("/health", timeout=5)
         except httpx.TransportError:
             return False
+        if response.status_code == 404:
+            raise ValueError(f"port: what answers at {self.base_url} is no vLLM server (it does not know /health)")
+        return response.is_success
 
-    def served_models(self) -> list[dict[str, Any]]:
-        """Each with its `id`, by which it is asked for, and its `root`, where it comes from."""
+    def served_models(self) -> dict[str, str | None]:
+        """The names by which they are asked for, and where each comes from."""
         try:
-            return self._http.get("/v1/models", timeout=30).raise_for_status().json()["data"]
-        except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+            models = self._http.get("/v1/models", timeout=30).raise_for_status().json()["data"]
+            return {model["id"]: model.get("root") for model in models}
+        except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"port: what answers at {self.base_url} is no vLLM server ({error})") from error
 
     def reset_prefix_cache(self) -> None:
@@ -61,6 +66,8 @@ class VLLMClient:
 
     def _complete_one(self, body: Mapping[str, Any]) -> list[Completion]:
         choices = sorted(self._post("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
+        if len(choices) != body.get("n", 1):
+            raise RuntimeError(f"the vLLM server gave {len(choices)} samples of a prompt, not n={body.get('n', 1)}")
         return [
             as_completion(c["text"], c["token_ids"], c["finish_reason"], c["logprobs"]["token_logprobs"])
             for c in choices

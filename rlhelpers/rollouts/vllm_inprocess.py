@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhelpers import paths
 from rlhelpers.rollouts.engine import EngineDeadError, Rollout, Sampling, check_temperature
 from rlhelpers.rollouts.server_process import output_to
-from rlhelpers.rollouts.torch_engine import check_context, end_of_text_ids
+from rlhelpers.rollouts.torch_engine import encode_prompts, end_of_text_ids
 from rlhelpers.rollouts.vllm_settings import (
     as_completion,
     launch_arguments,
@@ -74,8 +74,9 @@ class VLLMEngine:
         from vllm import SamplingParams
 
         check_temperature(sampling, self.temperature)
-        prompt_ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-        check_context(prompt_ids, sampling.max_tokens, self.context)
+        if self.llm is None:
+            raise RuntimeError("the engine is not running; call sync_weights(policy)")
+        prompt_ids = encode_prompts(self.tokenizer, prompts, sampling.max_tokens, self.context)
         params = [SamplingParams(**request_parameters(sampling, i, self.eos_ids)) for i in range(len(prompts))]
         with engine_errors():
             answers = self.llm.generate([{"prompt_token_ids": ids} for ids in prompt_ids], params, use_tqdm=False)
@@ -144,7 +145,10 @@ class _Client:
         self._call("start_weight_update")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self._call("update_weights", update_info=update_info)
+        from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
+
+        # As the HTTP client does: CUDA's handles do not survive the way to another process as they are.
+        self._call("update_weights", update_info=_json_safe_update_payload(update_info))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._call("finish_weight_update")

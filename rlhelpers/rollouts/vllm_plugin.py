@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from contextlib import suppress
 
 import psutil
 
@@ -21,8 +22,8 @@ def register() -> None:
         if "shared_memory" not in factory._registry:
             factory.register_engine("shared_memory", module, name)
     owner = os.environ.get(OWNER)
-    if owner and int(owner.split()[0]) != os.getpid():
-        threading.Thread(target=_end_with_owner, args=(owner,), daemon=True).start()
+    if owner and int(owner) != os.getpid():
+        threading.Thread(target=_end_with_owner, args=(int(owner),), daemon=True).start()
 
 
 def owner_environment() -> dict[str, str]:
@@ -30,18 +31,18 @@ def owner_environment() -> dict[str, str]:
 
     A process that is killed cannot end its children, and vLLM's would keep a GPU's memory for ever.
     """
-    return {OWNER: f"{os.getpid()} {psutil.Process().create_time()}"}
+    return {OWNER: str(os.getpid())}
 
 
-def _end_with_owner(owner: str) -> None:
-    """End this process, at once and whatever it does, when the owner is gone.  The start time tells it from a later
-    process with the same number."""
-    pid, started = int(owner.split()[0]), float(owner.split()[1])
-    while True:
-        try:
-            alive = psutil.Process(pid).create_time() == started
-        except psutil.NoSuchProcess:
-            alive = False
-        if not alive:
-            os._exit(1)
-        time.sleep(1)
+def _end_with_owner(pid: int) -> None:
+    """End this process, at once and whatever it does, when the owner is gone.
+
+    The owner is an ancestor, which no later process with its number is.  A dead one that nobody has asked for yet, a
+    zombie, is gone too.
+    """
+    with suppress(psutil.NoSuchProcess):
+        owner = next((process for process in psutil.Process().parents() if process.pid == pid), None)
+        # is_running compares ticks since the machine started: the clock may be set while this runs.
+        while owner is not None and owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(1)
+    os._exit(1)

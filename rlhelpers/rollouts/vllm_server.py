@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from rlhelpers import paths
 from rlhelpers.rollouts.engine import Rollout, Sampling, check_temperature
 from rlhelpers.rollouts.server_process import ServerProcess, free_port, is_free, output_to
-from rlhelpers.rollouts.torch_engine import check_context, end_of_text_ids
+from rlhelpers.rollouts.torch_engine import encode_prompts, end_of_text_ids
 from rlhelpers.rollouts.vllm_client import REQUESTS_AT_A_TIME, VLLMClient
 from rlhelpers.rollouts.vllm_settings import (
     as_flags,
@@ -23,6 +23,8 @@ from rlhelpers.rollouts.vllm_settings import (
     prompt_seed,
     request_parameters,
 )
+
+SECONDS_FOR_A_PORT = 15
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class VLLMServer:
 
     def _wait_for_port(self) -> None:
         """A port that a process has just left may be busy for a moment."""
-        deadline = time.monotonic() + 15
+        deadline = time.monotonic() + SECONDS_FOR_A_PORT
         while not is_free(self.host, self.port):
             if time.monotonic() > deadline:
                 raise ValueError(f"port: {self.port} is taken by another program; None takes a free one")
@@ -161,10 +163,10 @@ class VLLMServer:
     def _find(self, name: str) -> str:
         """What the server calls the model that is expected of it."""
         models = self._client.served_models()
-        for model in models:
-            if name in (model["id"], model.get("root")):
-                return model["id"]
-        raise ValueError(f"port: another server answers at {self.port}; it serves {[m['id'] for m in models]}")
+        for served, root in models.items():
+            if name in (served, root):
+                return served
+        raise ValueError(f"port: another server answers at {self.port}; it serves {list(models)}")
 
     def _last_words(self) -> str:
         return f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""
@@ -206,7 +208,7 @@ class VLLMServer:
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
         """See `RolloutEngine.generate`.  Raises ValueError when a prompt and max_tokens exceed the context."""
         check_temperature(sampling, self.temperature)
-        prompt_ids = self._encode(prompts, sampling.max_tokens)
+        prompt_ids = encode_prompts(self.tokenizer, prompts, sampling.max_tokens, self.context)
         requests = [request_parameters(sampling, i, self.eos_ids) for i in range(len(prompts))]
         groups = self._running().complete(self.served_model, prompt_ids, requests)
         return [Rollout(*row) for row in zip(prompts, prompt_ids, groups, strict=True)]
@@ -221,7 +223,8 @@ class VLLMServer:
         from the server's seed and the number of this call.  `batch_size`: prompts under way at a time.
         """
         request = dict(sampling_params)
-        prompt_ids = self._encode(prompts, request.setdefault("max_tokens", 16))
+        max_tokens = request.setdefault("max_tokens", 16)
+        prompt_ids = encode_prompts(self.tokenizer, prompts, max_tokens, self.context)
         self._calls += 1
         seed = request.pop("seed", None)
         seed = f"{self.seed}/{self._calls}" if seed is None else seed
@@ -229,11 +232,3 @@ class VLLMServer:
         requests = [request | {"seed": prompt_seed(seed, i), "logprobs": 0} for i in range(len(prompts))]
         groups = self._running().complete(self.served_model, prompt_ids, requests, batch_size or REQUESTS_AT_A_TIME)
         return [VLLMCompletion(**vars(completion)) for group in groups for completion in group]
-
-    def _encode(self, prompts: Sequence[str], max_tokens: int) -> list[list[int]]:
-        """The ids that the trainer scores, and so those that the server is to read."""
-        if isinstance(prompts, str):
-            raise ValueError(f"prompts: got the text {prompts[:40]!r}; accepted is a list of texts")
-        prompt_ids = [self.tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-        check_context(prompt_ids, max_tokens, self.context)
-        return prompt_ids

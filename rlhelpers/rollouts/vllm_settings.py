@@ -83,7 +83,7 @@ def request_parameters(sampling: Sampling, prompt: int, stop_token_ids: Sequence
     }
 
 
-def prompt_seed(seed: int, prompt: int) -> int:
+def prompt_seed(seed: int | str, prompt: int) -> int:
     """A seed of its own for each prompt.  vLLM adds the sample's number to it, so that no two rows share one; a
     single seed for a whole call would make all groups share their noise."""
     return random.Random(f"{seed}/{prompt}").getrandbits(62)

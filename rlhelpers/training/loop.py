@@ -57,7 +57,7 @@ class Run:
         self.config, self.policy, self.tokenizer = config, policy, tokenizer
         self.remark: Callable[[str], None] = print
         self.sampler = Sampler(engine, policy, tokenizer, config.temperature, lambda text: self.remark(text))
-        self.next_batch: tuple[int, Callable[[], list[Rollout]]] | None = None
+        self.next_batch: Callable[[], list[Rollout]] | None = None
         with_weights = config.estimator.engine_ratio_cap is not None
         self.train_step = components.load_train_step(config.components, with_weights)
         self.prompt = get_prompt(config.prompt)
@@ -140,27 +140,28 @@ class Run:
 
     def _sample(self, step: int) -> tuple[list[Problem], list[Rollout]]:
         """The step's problems and rollouts.  With rollouts_ahead the next step's are then under way."""
-        problems, rollouts = self.next_batch or self._begin(step)
-        result = problems, rollouts()
         if not self.config.rollouts_ahead:
+            result = self._problems(step), self.sampler.generate(*self._request(step))
             self.sampler.rest()
-        elif step < self.config.num_rollout_steps:
-            self.next_batch = self._begin(step + 1)
+            return result
+        rollouts = self.next_batch or self.sampler.begin(*self._request(step))
+        result = self._problems(step), rollouts()
+        is_last = step == self.config.num_rollout_steps
+        self.next_batch = None if is_last else self.sampler.begin(*self._request(step + 1))
         return result
 
-    def _begin(self, step: int) -> tuple[list[Problem], Callable[[], list[Rollout]]]:
-        config = self.config
-        problems = draw_problems(self.train_problems, step - 1, config.prompts_per_step, config.seed)
-        prompts = [self.prompt(problem.question) for problem in problems]
-        return problems, self.sampler.begin(prompts, self._sampling("train", step))
+    def _problems(self, step: int) -> list[Problem]:
+        return draw_problems(self.train_problems, step - 1, self.config.prompts_per_step, self.config.seed)
+
+    def _request(self, step: int) -> tuple[list[str], Sampling]:
+        return [self.prompt(problem.question) for problem in self._problems(step)], self._sampling("train", step)
 
     def _wait_for_next_batch(self) -> float:
         """Seconds until the batch that is under way is there: new weights must not change it half-way."""
         started = time.perf_counter()
         if self.next_batch is not None:
-            problems, rollouts = self.next_batch
-            finished = rollouts()
-            self.next_batch = problems, lambda: finished
+            finished = self.next_batch()
+            self.next_batch = lambda: finished
         return time.perf_counter() - started
 
     def validate(self, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:

@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
@@ -44,10 +45,13 @@ class Sampler:
 
     def sync(self) -> None:
         """Give the engine the policy's weights, and see that it has them.  Raises NotInSyncError."""
-        self._with_restart(self._sync, self._sync)
+        self._with_restart(self._sync, lambda: None)
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
-        return self.begin(prompts, sampling)()
+        def sample() -> list[Rollout]:
+            return self.engine.generate(prompts, sampling)
+
+        return self._with_restart(sample, sample)
 
     def begin(self, prompts: Sequence[str], sampling: Sampling) -> Callable[[], list[Rollout]]:
         """Sample in the background.  The function that is returned waits for the rollouts; if the engine died over
@@ -57,10 +61,10 @@ class Sampler:
 
     def rest(self) -> None:
         """Sampling is over until the next sync."""
-        self._with_restart(self.engine.rest, lambda: None)
+        self._with_restart(self.engine.rest, self.engine.rest)
 
     def close(self) -> None:
-        self.engine.close()
+        self.engine.close()  # which ends what is under way
         self._background.shutdown()
 
     def _sync(self) -> None:
@@ -69,16 +73,23 @@ class Sampler:
             check_in_sync(self.engine, self.policy, self.tokenizer, self.temperature)
 
     def _with_restart(self, action: Callable[[], T], again: Callable[[], T]) -> T:
-        try:
-            return action()
-        except EngineDeadError as error:
-            self.restarts += 1
-            if self.restarts > MAX_RESTARTS:
-                raise
-            self.remark(f"The engine died and was started again: {str(error).splitlines()[0]}")
-            self.engine.restart()
-            self._sync()
-            return again()
+        """The action's result, or that of `again` after the engine has died, been started again and got the weights;
+        it may die over any of that too."""
+        while True:
+            try:
+                return action()
+            except EngineDeadError as error:
+                self.restarts += 1
+                if self.restarts > MAX_RESTARTS:
+                    raise
+                reason, *_ = str(error).splitlines() or ["it did not say why"]
+                self.remark(f"The engine died and was started again: {reason}")
+                action = partial(self._restarted, again)
+
+    def _restarted(self, action: Callable[[], T]) -> T:
+        self.engine.restart()
+        self._sync()
+        return action()
 
 
 def make_engine(
@@ -104,16 +115,22 @@ def make_engine(
     from rlhelpers.rollouts.vllm_server import VLLMServer
 
     gpu = server_gpu(config.engine_gpu, policy.device, torch.cuda.device_count())
-    same = policy.device.type == "cuda" and gpu == (policy.device.index or 0)
     return VLLMServer(
         model,
         gpu=gpu,
         tokenizer=tokenizer,
         dtype=str(policy.dtype).removeprefix("torch."),
-        weight_backend="ipc" if same else None,
+        weight_backend=weight_backend(policy.device, gpu),
         log=log,
         **settings,
     )
+
+
+def weight_backend(policy_device: torch.device, server_gpu: int | None) -> str:
+    """The way from the policy to a server: NCCL needs two GPUs, CUDA IPC one, and files in shared memory none."""
+    if policy_device.type == "cpu":
+        return "shared_memory"
+    return "ipc" if (policy_device.index or 0) == server_gpu else "nccl"
 
 
 def server_gpu(wanted: int | None, policy_device: torch.device, gpus: int) -> int | None:

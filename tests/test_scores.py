@@ -1,0 +1,154 @@
+"""The log-probs of what was sampled: which of them a method needs, and where they come from."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.rollouts import Completion, Rollout
+from rlhelpers.tasks import Problem
+from rlhelpers.training.config import make_config
+from rlhelpers.training.scores import Scores, mismatch, score_samples, token_ids
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+REWEIGHTED = Estimator("reweighted", importance_reweighting_method="noclip")
+CAPPED = Estimator("capped", engine_ratio_cap=2.0)
+BOTH = Estimator("both", importance_reweighting_method="noclip", engine_ratio_cap=1.5)
+# Prompt and response of four samples: rows of another length each, so that there is padding.
+TOKENS = [([3, 4, 5], [6, 7]), ([3, 4, 5], [8, 9, 10, 11, 1]), ([6], [7, 8, 9]), ([6], [1])]
+
+
+def configuration(estimator, ahead=False, **changes):
+    sizes = {"group_size": 2, "train_batch_size": 4, "rollout_batch_size": 4, "gradient_accumulation_steps": 2}
+    engine = {"engine": "vllm-server", "rollouts_ahead": True} if ahead else {}
+    return make_config(estimator=estimator, max_tokens=8, **sizes | engine | changes)
+
+
+@pytest.fixture
+def policy(tiny_gpt2):
+    return tiny_gpt2(torch.float32)
+
+
+@pytest.fixture
+def samples():
+    """The engine's log-probs are made up, and far from the policy's on either side."""
+    log_probs = [-0.1, -9.0, -2.5, -2.0, -1.0]
+    return [
+        (Problem("?", "!"), Rollout("x", prompt, []), Completion("y", response, "stop", log_probs[: len(response)]))
+        for prompt, response in TOKENS
+    ]
+
+
+def one_by_one(policy, temperature=1.0):
+    """The policy's log-probs of each response, every row alone and every token read from its own forward pass."""
+    rows = []
+    for prompt, response in TOKENS:
+        row = []
+        for i, token in enumerate(response):
+            with torch.no_grad():
+                logits = policy(input_ids=torch.tensor([prompt + response[:i]])).logits[0, -1]
+            row.append(torch.log_softmax(logits / temperature, dim=-1)[token].item())
+        rows.append(row)
+    return rows
+
+
+def placed(rows):
+    """(4, width) with each response's values where its tokens are labels, and 0 elsewhere."""
+    table = torch.zeros(4, max(len(p) + len(r) for p, r in TOKENS) - 1)
+    for i, ((prompt, response), row) in enumerate(zip(TOKENS, rows, strict=True)):
+        table[i, len(prompt) - 1 : len(prompt) + len(response) - 1] = torch.tensor(row)
+    return table
+
+
+MASK = placed([[1.0] * len(response) for _, response in TOKENS]).bool()
+
+
+def flat(rows):
+    return torch.tensor([value for row in rows for value in row])
+
+
+def engine_rows(samples):
+    return [completion.log_probs for _, _, completion in samples]
+
+
+def test_what_was_read_and_what_was_sampled(samples):
+    assert token_ids(samples) == TOKENS
+
+
+def test_on_policy_needs_no_old_log_probs_and_only_looks_at_the_first_microbatch(policy, tokenizer, samples):
+    scores = score_samples(policy, tokenizer, samples, configuration("grpo"))
+    assert scores.old_log_probs is None and scores.token_weights is None
+    torch.testing.assert_close(scores.trainer, flat(one_by_one(policy)[:2]))
+    torch.testing.assert_close(scores.engine, flat(engine_rows(samples)[:2]))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_reweighted_step_gets_the_trainers(policy, tokenizer, samples, temperature):
+    scores = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, temperature=temperature))
+    expected = one_by_one(policy, temperature)
+    torch.testing.assert_close(scores.old_log_probs.where(MASK, 0.0), placed(expected))
+    assert scores.token_weights is None and scores.old_log_probs.shape == MASK.shape
+    torch.testing.assert_close(scores.trainer, flat(expected))
+    torch.testing.assert_close(scores.engine, flat(engine_rows(samples)))
+
+
+def test_with_rollouts_ahead_they_are_exactly_the_engines(policy, tokenizer, samples):
+    """The policy that sampled is gone; what this policy thinks of the samples plays no part."""
+    scores = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, ahead=True))
+    assert torch.equal(scores.old_log_probs, placed(engine_rows(samples)))
+    assert scores.token_weights is None
+    torch.testing.assert_close(scores.trainer, flat(one_by_one(policy)[:2]))
+    torch.testing.assert_close(scores.engine, flat(engine_rows(samples)[:2]))
+
+
+def test_with_rollouts_ahead_a_step_that_is_not_reweighted_gets_none(policy, tokenizer, samples):
+    assert score_samples(policy, tokenizer, samples, configuration("grpo", ahead=True)).old_log_probs is None
+
+
+@pytest.mark.parametrize("estimator", [CAPPED, BOTH])
+def test_a_cap_gives_every_token_its_weight(policy, tokenizer, samples, estimator):
+    scores = score_samples(policy, tokenizer, samples, configuration(estimator))
+    trainer, cap = one_by_one(policy), estimator.engine_ratio_cap
+    pairs = [zip(*rows, strict=True) for rows in zip(trainer, engine_rows(samples), strict=True)]
+    expected = [[min(math.exp(t - e), cap) for t, e in row] for row in pairs]
+    torch.testing.assert_close(scores.token_weights.where(MASK, 0.0), placed(expected))
+    assert (scores.token_weights[~MASK] == 1).all()
+    assert (scores.token_weights == cap).any() and (scores.token_weights < 1).any()
+    assert (scores.old_log_probs is None) == (estimator is CAPPED)
+    torch.testing.assert_close(scores.trainer, flat(trainer))
+
+
+def test_scores_depend_neither_on_padding_nor_on_the_cut(policy, tokenizer, samples):
+    whole = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, gradient_accumulation_steps=1))
+    cut = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, gradient_accumulation_steps=4))
+    torch.testing.assert_close(whole.trainer, cut.trainer)
+    torch.testing.assert_close(whole.old_log_probs[MASK], cut.old_log_probs[MASK])
+
+
+def test_nothing_is_left_to_differentiate(policy, tokenizer, samples):
+    scores = score_samples(policy.train(), tokenizer, samples, configuration(BOTH))
+    assert not any(value.requires_grad for value in vars(scores).values())
+    assert policy.training
+
+
+LOG_PROBS = st.floats(-20, 0, width=32)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.tuples(LOG_PROBS, LOG_PROBS), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_the_mismatch_is_that_of_all_tokens_of_all_batches(batches):
+    scores = [Scores(None, None, *map(torch.tensor, zip(*batch, strict=True))) for batch in batches]
+    differences = [trainer - engine for batch in batches for trainer, engine in batch]
+    found, sizes = mismatch(scores), sorted(abs(d) for d in differences)
+    assert found["mismatch_mean"] == pytest.approx(sum(sizes) / len(sizes), abs=1e-4)
+    assert found["mismatch_max"] == pytest.approx(sizes[-1], abs=1e-4)
+    low, share = divmod(0.99 * (len(sizes) - 1), 1)
+    between = sizes[int(low)] + share * (sizes[min(int(low) + 1, len(sizes) - 1)] - sizes[int(low)])
+    assert found["mismatch_p99"] == pytest.approx(between, abs=1e-4)
+    near = [d for d in differences if min(abs(math.exp(d) - 0.9), abs(math.exp(d) - 1.1)) < 1e-5]
+    outside = sum(not 0.9 <= math.exp(d) <= 1.1 for d in differences)
+    assert abs(found["mismatch_outside"] * len(sizes) - outside) <= len(near) + 1e-3
