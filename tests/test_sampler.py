@@ -20,6 +20,7 @@ from rlhelpers.training.sampler import (
     check_in_sync,
     make_engine,
     server_gpu,
+    weight_backend,
 )
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -291,7 +292,7 @@ def test_a_server_gets_the_runs_settings_and_is_not_started(tiny, tmp_path):
 
 @pytest.mark.usefixtures("as_if_vllm_were_installed")
 def test_a_gpu_that_is_not_there_is_named_before_anything_starts(tiny, tmp_path):
-    with pytest.raises(ValueError, match=r"engine_gpu: got 99; this machine has \d+ GPUs, numbered from 0"):
+    with pytest.raises(ValueError, match="engine_gpu: got 99, and the server would need GPU 99"):
         make_engine(make_config(engine="vllm-server", engine_gpu=99), *tiny, tmp_path / "engine.log")
 
 
@@ -300,10 +301,8 @@ def test_a_gpu_that_is_not_there_is_named_before_anything_starts(tiny, tmp_path)
     [
         (None, "cpu", 0, None),
         (None, "cpu", 2, 0),
-        (None, "cuda", 1, 0),
         (None, "cuda", 2, 1),
         (None, "cuda:0", 2, 1),
-        (None, "cuda:1", 2, 1),
         (None, "cuda:1", 4, 2),
         (0, "cuda:0", 1, 0),
         (0, "cuda:1", 2, 0),
@@ -314,7 +313,19 @@ def test_the_servers_gpu(wanted, policy_device, gpus, expected):
     assert server_gpu(wanted, torch.device(policy_device), gpus) == expected
 
 
-@pytest.mark.parametrize(("wanted", "gpus"), [(0, 0), (1, 1), (2, 2)])
-def test_a_gpu_that_is_not_there(wanted, gpus):
-    with pytest.raises(ValueError, match=f"engine_gpu: got {wanted}; this machine has {gpus} GPUs"):
-        server_gpu(wanted, torch.device("cpu"), gpus)
+@pytest.mark.parametrize(
+    ("wanted", "device", "gpus", "needed"),
+    [(0, "cpu", 0, 0), (1, "cpu", 1, 1), (2, "cuda", 2, 2), (None, "cuda", 1, 1), (None, "cuda:1", 2, 2)],
+)
+def test_a_gpu_that_is_not_there(wanted, device, gpus, needed):
+    message = f"engine_gpu: got {wanted}, and the server would need GPU {needed}; this machine has {gpus} GPUs"
+    with pytest.raises(ValueError, match=message):
+        server_gpu(wanted, torch.device(device), gpus)
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "backend"),
+    [("cpu", None, "shared_memory"), ("cpu", 0, "shared_memory"), ("cuda:0", 1, "nccl"), ("cuda", 0, "ipc")],
+)
+def test_the_way_of_the_weights(device, gpu, backend):
+    assert weight_backend(torch.device(device), gpu) == backend

@@ -134,18 +134,20 @@ def weight_backend(policy_device: torch.device, server_gpu: int | None) -> str:
 
 
 def server_gpu(wanted: int | None, policy_device: torch.device, gpus: int) -> int | None:
-    """The server's GPU: the one that is wanted, else the one after the policy's, else the policy's own.
+    """The server's GPU: the one that is wanted, else the one after the policy's; None where there is no GPU.
 
-    None where there is no GPU.  Raises ValueError for one that is not there.
+    Raises ValueError for one that is not there.
     """
-    if wanted is not None:
-        if wanted >= gpus:
-            raise ValueError(f"engine_gpu: got {wanted}; this machine has {gpus} GPUs, numbered from 0")
-        return wanted
-    if policy_device.type != "cuda":
-        return 0 if gpus else None
-    own = policy_device.index or 0
-    return own + 1 if own + 1 < gpus else own
+    if wanted is None and gpus == 0:
+        return None
+    after = (policy_device.index or 0) + 1 if policy_device.type == "cuda" else 0
+    gpu = after if wanted is None else wanted
+    if gpu >= gpus:
+        raise ValueError(
+            f"engine_gpu: got {wanted}, and the server would need GPU {gpu}; this machine has {gpus} GPUs, numbered "
+            "from 0.  To sample on the policy's GPU, take engine vllm, or name that GPU"
+        )
+    return gpu
 
 
 def check_in_sync(

@@ -88,8 +88,8 @@ def _server_gpu(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     """The second GPU, and NCCL, over which it gets the weights."""
     index, count = server_index(config), len(machine.gpus)
     if index == policy_index(config):
-        found = f"engine_gpu={index} is the policy's own; NCCL needs two"
-        yield Finding("problem", "server's GPU", found, "set another engine_gpu, or use --preset single-gpu")
+        found = f"engine_gpu={index} is the policy's own: weights go by CUDA IPC, and nothing sleeps while it trains"
+        yield Finding("warning", "server's GPU", found, "set another engine_gpu, or use --preset single-gpu")
     elif index < count:
         yield _describe(machine, index, "server's GPU")
     else:
