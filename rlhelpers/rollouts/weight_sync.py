@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -41,7 +41,8 @@ class WeightSync:
             self.source.policy = None  # the engine does not keep a policy alive
 
     def close(self) -> None:
-        self.trainer.shutdown()
+        with suppress(EngineDeadError):  # as is to be expected of one that is closed after a death
+            self._bounded(self.trainer.shutdown)
 
     def _bounded(self, action: Callable[[], Any]) -> Any:
         """The action's result.  A transfer whose other side has died blocks for ever, so it has a thread of its own."""
