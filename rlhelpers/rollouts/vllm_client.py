@@ -18,7 +18,8 @@ class VLLMClient:
 
     def __init__(self, base_url: str, last_words: Callable[[], str] = lambda: ""):
         self.base_url, self.last_words = base_url, last_words
-        limits = httpx.Limits(max_connections=REQUESTS_AT_A_TIME + 1)
+        # vLLM closes a connection that was idle for 5 s; a request that crosses with that would look like a death.
+        limits = httpx.Limits(max_connections=REQUESTS_AT_A_TIME + 1, keepalive_expiry=1)
         timeout = httpx.Timeout(SECONDS_FOR_AN_ANSWER, connect=30, pool=None)
         # No proxy: it would be asked for 127.0.0.1 too.
         self._http = httpx.Client(base_url=base_url, limits=limits, timeout=timeout, trust_env=False)
