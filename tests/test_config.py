@@ -71,10 +71,6 @@ def test_numbers_that_arrive_as_text_are_read():
         ({"sleep_level": 3, "engine": "vllm"}, "sleep_level: got 3"),
         ({"rollouts_ahead": True}, 'rollouts_ahead: got True; it must be False unless engine is "vllm-server"'),
         ({"rollouts_ahead": True, "engine": "vllm"}, "rollouts_ahead: got True; it must be False"),
-        (
-            {"rollouts_ahead": True, "engine": "vllm-server", "estimator": Estimator("tis", engine_ratio_cap=2.0)},
-            "rollouts_ahead: got True; it must be False for an estimator with engine_ratio_cap",
-        ),
         ({"temperature": 0.7, "top_p": 0.9, "engine": "vllm"}, "temperature: got 0.7; it must be 1 for a vLLM engine"),
         ({"temperature": 0.7, "min_tokens": 1, "engine": "vllm-server"}, "temperature: got 0.7; it must be 1 for"),
     ],

@@ -122,6 +122,13 @@ def test_a_cap_gives_every_token_its_weight(policy, tokenizer, samples, estimato
     torch.testing.assert_close(scores.trainer, flat(trainer))
 
 
+def test_a_cap_with_rollouts_ahead_corrects_for_older_weights(policy, tokenizer, samples):
+    """pi_0 is then the policy of now, and the weights lead to it from the engine's."""
+    ahead, at_once = (score_samples(policy, tokenizer, samples, configuration(BOTH, ahead=a)) for a in (True, False))
+    assert torch.equal(ahead.old_log_probs, at_once.old_log_probs)
+    assert torch.equal(ahead.token_weights, at_once.token_weights)
+
+
 def test_scores_depend_neither_on_padding_nor_on_the_cut(policy, tokenizer, samples):
     whole = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, gradient_accumulation_steps=1))
     cut = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, gradient_accumulation_steps=4))

@@ -108,6 +108,20 @@ def test_children_end_though_the_server_itself_has_died(start, monkeypatch):
     wait_until(lambda: not any(map(is_alive, pids)))
 
 
+def test_an_interrupt_while_it_stops_saves_nobody(start, monkeypatch):
+    server = start(FAMILY)
+    wait_until(lambda: {"family", "stubborn"} <= set(server.tail().split()))
+    pids = family(server.tail())
+
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(server_process.time, "sleep", interrupt)
+        server.stop()
+    wait_until(lambda: not any(map(is_alive, pids)))
+
+
 def test_stop_is_polite_first(start):
     """What a server does at SIGTERM it has the time to do."""
     server = start(

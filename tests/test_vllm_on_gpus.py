@@ -1,14 +1,16 @@
 """What a GPU would see, without one: the order of calls, the settings of each way of the weights, bounded waits."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from rlhelpers import paths
 from rlhelpers.rollouts import EngineDeadError
-from rlhelpers.rollouts.vllm_inprocess import VLLMEngine, visible_device
+from rlhelpers.rollouts.vllm_inprocess import VLLMEngine
 from rlhelpers.rollouts.vllm_server import VLLMServer
+from rlhelpers.rollouts.vllm_settings import visible_device
 
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
@@ -21,6 +23,7 @@ class FakeLLM:
 
     def __init__(self, told):
         self.told = told
+        self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(resources=SimpleNamespace(engine_dead=False)))
 
     def sleep(self, level):
         self.told.append(f"sleep {level}")
@@ -66,12 +69,20 @@ def test_without_a_sleep_level_it_stays_awake(tiny_gpt2, tokenizer):
 
 
 def test_two_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     server = VLLMServer(str(paths.TINY), gpu=1, gpu_memory_utilization=0.8)
     assert server.weight_backend == "nccl"
     assert server._arguments["weight_transfer_config"] == {"backend": "nccl"}
-    assert server._arguments["gpu_memory_utilization"] == 0.8
+    assert server._arguments["gpu_memory_utilization"] == 0.8  # unless the size of its cache is given
+    assert VLLMServer(str(paths.TINY), kv_cache_gib=2)._arguments["gpu_memory_utilization"] == 0.01
     assert not {"enforce_eager", "kv_cache_memory_bytes", "enable_chunked_prefill"} & server._arguments.keys()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # as a scheduler gives them out
+    assert VLLMServer(str(paths.TINY), gpu=1)._environment["CUDA_VISIBLE_DEVICES"] == "3"
+    with pytest.raises(ValueError, match="engine_gpu: got 2; CUDA_VISIBLE_DEVICES shows 2 GPUs"):
+        VLLMServer(str(paths.TINY), gpu=2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    server = VLLMServer(str(paths.TINY), gpu=1)
     assert server._environment["CUDA_VISIBLE_DEVICES"] == "1"
     assert server._environment["VLLM_SERVER_DEV_MODE"] == "1"
     assert "TORCHDYNAMO_DISABLE" not in server._environment
@@ -114,21 +125,31 @@ def test_a_transfer_that_nobody_takes_ends(monkeypatch, tiny_gpt2):
     trainer = BlockedTrainer()
     factory = weight_sync.WeightTransferTrainerFactory
     monkeypatch.setattr(factory, "trainer_init", classmethod(lambda cls, info, client, source: trainer))
-    sync = weight_sync.WeightSync("shared_memory", client=None, device="cpu")
-    with pytest.raises(EngineDeadError, match=r"did not take the weights within 0\.2 s"):
+    sync = weight_sync.WeightSync("shared_memory", client=None, device="cpu", is_dead=lambda: False)
+    with pytest.raises(EngineDeadError, match=r"did not answer within 0\.2 s"):
         sync.send(tiny_gpt2())
     sync.close()
 
 
-def test_a_transfer_that_fails_says_why(monkeypatch, tiny_gpt2):
+def test_a_transfer_ends_with_the_process_that_should_take_it(monkeypatch, tiny_gpt2):
+    trainer = BlockedTrainer()
+    factory = weight_sync.WeightTransferTrainerFactory
+    monkeypatch.setattr(factory, "trainer_init", classmethod(lambda cls, info, client, source: trainer))
+    sync = weight_sync.WeightSync("shared_memory", client=None, device="cpu", is_dead=lambda: True)
+    with pytest.raises(EngineDeadError, match="process is gone"):
+        sync.send(tiny_gpt2())
+    sync.close()
+
+
+def test_a_transfer_that_fails_is_no_death(monkeypatch, tiny_gpt2):
     class BrokenTrainer(BlockedTrainer):
         def send_weights(self):
             raise ConnectionError("refused")
 
     factory = weight_sync.WeightTransferTrainerFactory
     monkeypatch.setattr(factory, "trainer_init", classmethod(lambda cls, info, client, source: BrokenTrainer()))
-    sync = weight_sync.WeightSync("shared_memory", client=None, device="cpu")
-    with pytest.raises(EngineDeadError, match="did not take the weights: refused"):
+    sync = weight_sync.WeightSync("shared_memory", client=None, device="cpu", is_dead=lambda: False)
+    with pytest.raises(ConnectionError, match="refused"):
         sync.send(tiny_gpt2())
 
 

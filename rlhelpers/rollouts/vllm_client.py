@@ -10,7 +10,8 @@ from rlhelpers.rollouts.engine import Completion, EngineDeadError
 from rlhelpers.rollouts.vllm_settings import as_completion
 
 SECONDS_FOR_AN_ANSWER = 3600  # a request may wait behind many others; a dead server is noticed at once
-REQUESTS_AT_A_TIME = 64
+SECONDS_FOR_WEIGHTS = 300
+REQUESTS_AT_A_TIME = 256
 
 
 class VLLMClient:
@@ -20,9 +21,8 @@ class VLLMClient:
         self.base_url, self.last_words = base_url, last_words
         # vLLM closes a connection that was idle for 5 s; a request that crosses with that would look like a death.
         limits = httpx.Limits(max_connections=REQUESTS_AT_A_TIME + 1, keepalive_expiry=1)
-        timeout = httpx.Timeout(SECONDS_FOR_AN_ANSWER, connect=30, pool=None)
         # No proxy: it would be asked for 127.0.0.1 too.
-        self._http = httpx.Client(base_url=base_url, limits=limits, timeout=timeout, trust_env=False)
+        self._http = httpx.Client(base_url=base_url, limits=limits, trust_env=False)
 
     def is_ready(self) -> bool:
         """Raises ValueError where something else answers, which will never be."""
@@ -59,8 +59,29 @@ class VLLMClient:
             {"model": model, "prompt": ids, "return_token_ids": True, **request}
             for ids, request in zip(prompt_ids, requests, strict=True)
         ]
-        with ThreadPoolExecutor(min(at_a_time, REQUESTS_AT_A_TIME)) as pool:
+        pool = ThreadPoolExecutor(min(at_a_time, REQUESTS_AT_A_TIME))
+        try:
             return list(pool.map(self._complete_one, bodies))
+        finally:  # after an error or an interrupt nobody waits for the rest
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    # The four calls of vLLM's weight transfer.
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._post("/init_weight_transfer_engine", {"init_info": init_info}, SECONDS_FOR_WEIGHTS)
+
+    def start_weight_update(self) -> None:
+        self._post("/start_weight_update", None, SECONDS_FOR_WEIGHTS)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
+
+        # CUDA's handles are no JSON.
+        body = {"update_info": _json_safe_update_payload(update_info)}
+        self._post("/update_weights", body, SECONDS_FOR_WEIGHTS)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._post("/finish_weight_update", None, SECONDS_FOR_WEIGHTS)
 
     def close(self) -> None:
         self._http.close()
@@ -74,14 +95,16 @@ class VLLMClient:
             for c in choices
         ]
 
-    def _post(self, path: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
+    def _post(
+        self, path: str, body: Mapping[str, Any] | None, seconds: float = SECONDS_FOR_AN_ANSWER
+    ) -> dict[str, Any]:
         """The answer.  Raises ValueError for a request that the server refuses, EngineDeadError when it is gone."""
         try:
-            response = self._http.post(path, json=body)
+            response = self._http.post(path, json=body, timeout=httpx.Timeout(seconds, connect=30, pool=None))
         except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: this client was closed meanwhile
             raise EngineDeadError(f"the vLLM server does not answer: {error}{self.last_words()}") from error
         if response.status_code in (400, 404, 422):
-            raise ValueError(f"sampling_params: the server refuses them: {response.text}")
+            raise ValueError(f"the vLLM server refuses what {path} was given: {response.text}")
         if response.is_error:
             raise EngineDeadError(f"the vLLM server failed: {response.text[:500]}{self.last_words()}")
         return response.json()

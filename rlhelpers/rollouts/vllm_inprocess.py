@@ -5,27 +5,31 @@ seeds the global generators and pins threads.
 """
 
 import atexit
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers import paths
-from rlhelpers.rollouts.engine import EngineDeadError, Rollout, Sampling, check_temperature
+from rlhelpers.rollouts.bounded import bounded
+from rlhelpers.rollouts.engine import EngineDeadError, Rollout, Sampling, encode_prompts, end_of_text_ids
 from rlhelpers.rollouts.server_process import output_to
-from rlhelpers.rollouts.torch_engine import encode_prompts, end_of_text_ids
 from rlhelpers.rollouts.vllm_settings import (
     as_completion,
+    check_temperature,
     launch_arguments,
     launch_environment,
     request_parameters,
+    visible_device,
 )
 
-SECONDS = 300
+T = TypeVar("T")
+SECONDS = 300  # for all but sampling
 
 
 class VLLMEngine:
@@ -57,16 +61,16 @@ class VLLMEngine:
         """Start if need be; wake, take the weights, then make room for the cache again and forget what it held."""
         if self.llm is None:
             self._start(policy)
+        if self.asleep:
+            torch.cuda.empty_cache()  # what the trainer has freed is still the trainer's, until told otherwise
+            self._ask(lambda: self.llm.wake_up(tags=["weights"]))
         with engine_errors():
-            if self.asleep:
-                torch.cuda.empty_cache()  # what the trainer has freed is still the trainer's, until told otherwise
-                self.llm.wake_up(tags=["weights"])
             self.weights.send(policy)
-            if self.asleep:
-                self.llm.wake_up(tags=["kv_cache"])
-                self.asleep = False
-            if not self.llm.reset_prefix_cache():
-                raise EngineDeadError("the engine did not forget the keys and values of the old weights")
+        if self.asleep:
+            self._ask(lambda: self.llm.wake_up(tags=["kv_cache"]))
+            self.asleep = False
+        if not self._ask(self.llm.reset_prefix_cache):
+            raise EngineDeadError("the engine did not forget the keys and values of the old weights")
         self.eos_ids = end_of_text_ids(policy, self.tokenizer)
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
@@ -78,15 +82,18 @@ class VLLMEngine:
             raise RuntimeError("the engine is not running; call sync_weights(policy)")
         prompt_ids = encode_prompts(self.tokenizer, prompts, sampling.max_tokens, self.context)
         params = [SamplingParams(**request_parameters(sampling, i, self.eos_ids)) for i in range(len(prompts))]
-        with engine_errors():
-            answers = self.llm.generate([{"prompt_token_ids": ids} for ids in prompt_ids], params, use_tqdm=False)
+        requests = [{"prompt_token_ids": ids} for ids in prompt_ids]
+        try:
+            answers = self._ask(lambda: self.llm.generate(requests, params, use_tqdm=False), seconds=math.inf)
+        except KeyboardInterrupt:
+            self.close()  # it would give the rows of this call to the next one
+            raise
         rows = zip(prompts, prompt_ids, answers, strict=True)
         return [Rollout(prompt, ids, [_completion(o) for o in answer.outputs]) for prompt, ids, answer in rows]
 
     def rest(self) -> None:
         if self.sleep_level and self.llm is not None and not self.asleep:
-            with engine_errors():
-                self.llm.sleep(level=self.sleep_level)
+            self._ask(lambda: self.llm.sleep(level=self.sleep_level))
             self.asleep = True
 
     def restart(self) -> None:
@@ -98,6 +105,14 @@ class VLLMEngine:
         if llm is not None:
             with output_to(self.log):
                 llm.llm_engine.engine_core.shutdown()
+
+    def _ask(self, action: Callable[[], T], seconds: float = SECONDS) -> T:
+        """vLLM waits for ever for an engine that was killed."""
+        with engine_errors():
+            return bounded(action, seconds, self._is_dead)
+
+    def _is_dead(self) -> bool:
+        return self.llm is None or self.llm.llm_engine.engine_core.resources.engine_dead
 
     def _start(self, policy: PreTrainedModel) -> None:
         device = policy.device
@@ -116,27 +131,31 @@ class VLLMEngine:
         variables = launch_environment(device.type == "cpu", backend)
         if device.type == "cuda":
             variables["CUDA_VISIBLE_DEVICES"] = visible_device(device.index or 0)
+            torch.cuda.empty_cache()
         with environment(variables), output_to(self.log):
             from vllm import LLM
 
             from rlhelpers.rollouts.weight_sync import WeightSync
 
+            atexit.register(self.close)  # before multiprocessing waits for children that nobody has told to end
             try:
                 self.llm = LLM(**arguments, enable_sleep_mode=self.sleep_level > 0)
-            except Exception as error:
-                raise RuntimeError(f"vLLM did not start: {error}; see the end of {self.log}") from error
-            atexit.register(self.close)  # before multiprocessing waits for children that nobody has told to end
-            self.weights = WeightSync(backend, _Client(self.llm), device)
+                self.weights = WeightSync(backend, _Client(self.llm), device, self._is_dead)
+            except BaseException as error:
+                self.close()
+                if isinstance(error, Exception):
+                    raise RuntimeError(f"vLLM did not start: {error}; see the end of {self.log}") from error
+                raise
 
 
 class _Client:
-    """vLLM's four calls of a weight transfer, each with a limit on how long it may take."""
+    """vLLM's four calls of a weight transfer."""
 
     def __init__(self, llm):
         self.llm = llm
 
     def _call(self, method: str, **arguments: Any) -> None:
-        self.llm.collective_rpc(method, timeout=SECONDS, kwargs=arguments)
+        self.llm.collective_rpc(method, kwargs=arguments)
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         self._call("init_weight_transfer_engine", init_info=init_info)
@@ -183,9 +202,3 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def visible_device(index: int) -> str:
-    """CUDA_VISIBLE_DEVICES of a child that shall see this process's device `index` alone."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",")[index] if visible else str(index)

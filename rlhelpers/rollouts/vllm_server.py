@@ -4,7 +4,6 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,29 +11,23 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers import paths
-from rlhelpers.rollouts.engine import Rollout, Sampling, check_temperature
+from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
 from rlhelpers.rollouts.server_process import ServerProcess, free_port, is_free, output_to
-from rlhelpers.rollouts.torch_engine import encode_prompts, end_of_text_ids
 from rlhelpers.rollouts.vllm_client import REQUESTS_AT_A_TIME, VLLMClient
 from rlhelpers.rollouts.vllm_settings import (
     as_flags,
+    check_temperature,
     launch_arguments,
     launch_environment,
     prompt_seed,
     request_parameters,
+    visible_device,
 )
 
 SECONDS_FOR_A_PORT = 15
 
 
-@dataclass(frozen=True)
-class VLLMCompletion:
-    """One sample as the course's scripts read it, and the log-probs of its tokens."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    log_probs: list[float]
+VLLMCompletion = Completion  # the course's name
 
 
 class VLLMServer:
@@ -80,10 +73,14 @@ class VLLMServer:
             kv_cache_gib = 1.0  # vLLM would take nine tenths of the memory
         self._arguments = launch_arguments(
             model_id, dtype, self._on_cpu, self.context, self.weight_backend, kv_cache_gib, temperature, seed
-        ) | {"load_format": load_format, "gpu_memory_utilization": gpu_memory_utilization}
+        )
+        self._arguments = {
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "load_format": load_format,
+        } | self._arguments
         self._environment = {"VLLM_SERVER_DEV_MODE": "1", **launch_environment(self._on_cpu, self.weight_backend)}
         if not self._on_cpu and gpu is not None:
-            self._environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+            self._environment["CUDA_VISIBLE_DEVICES"] = visible_device(gpu)
         self.eos_ids = [i for i in [self.tokenizer.eos_token_id] if i is not None]
         self._process: ServerProcess | None = None
         self._client: VLLMClient | None = None
@@ -153,7 +150,7 @@ class VLLMServer:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.startup_timeout
         while not self._client.is_ready():
-            if self._process is not None and self._process.exit_status is not None:
+            if self._is_dead():
                 raise RuntimeError(f"the vLLM server ended with status {self._process.exit_status}{self._last_words()}")
             if time.monotonic() > deadline:
                 limit = f"startup_timeout={self.startup_timeout}"
@@ -171,6 +168,9 @@ class VLLMServer:
     def _last_words(self) -> str:
         return f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""
 
+    def _is_dead(self) -> bool:
+        return self._process is not None and self._process.exit_status is not None
+
     def _running(self) -> VLLMClient:
         if self._client is None:
             raise RuntimeError("the server is not running; call start()")
@@ -181,12 +181,9 @@ class VLLMServer:
     def init_weight_sync(self, policy_device: torch.device | str) -> None:
         """Open the way for the weights of a policy on this device.  Raises EngineDeadError when it cannot be opened."""
         with output_to(self.log):  # what vLLM has to say in this process
-            from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+            from rlhelpers.rollouts.weight_sync import WeightSync
 
-            from rlhelpers.rollouts.weight_sync import SECONDS, WeightSync
-
-            client = HTTPVLLMWeightSyncClient(self._running().base_url, timeout=SECONDS)
-            self._weights = WeightSync(self.weight_backend, client, policy_device)
+            self._weights = WeightSync(self.weight_backend, self._running(), policy_device, self._is_dead)
 
     def sync_policy_weights(self, policy: PreTrainedModel) -> None:
         """From now on sample from these weights; keys and values of the old ones are forgotten."""
@@ -231,4 +228,4 @@ class VLLMServer:
         request.setdefault("stop_token_ids", self.eos_ids)
         requests = [request | {"seed": prompt_seed(seed, i), "logprobs": 0} for i in range(len(prompts))]
         groups = self._running().complete(self.served_model, prompt_ids, requests, batch_size or REQUESTS_AT_A_TIME)
-        return [VLLMCompletion(**vars(completion)) for group in groups for completion in group]
+        return [completion for group in groups for completion in group]

@@ -1,6 +1,7 @@
 """How vLLM is started, and how it is asked: the same for the engine in this process and for the server."""
 
 import json
+import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ def launch_arguments(
     """Keyword arguments of `vllm.LLM`; `as_flags` makes the server's of them.
 
     `context` in tokens; `kv_cache_gib` None leaves the size of the cache to vLLM; `temperature` is the one that
-    log-probs are wanted at.
+    log-probs are wanted at: see `check_temperature`.
     """
     arguments: dict[str, Any] = {
         "model": model,
@@ -31,12 +32,13 @@ def launch_arguments(
         "max_model_len": context,
         # Nothing but what a request says decides how it is sampled.
         "generation_config": "vllm",
-        # vLLM's log-probs are those before temperature, top_p and min_tokens, or those after all of them.
         "logprobs_mode": "raw_logprobs" if temperature == 1 else "processed_logprobs",
         "weight_transfer_config": {"backend": weight_backend},
     }
     if kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+        # vLLM would not start unless this share of the card were free, though it then takes no more than it is told.
+        arguments["gpu_memory_utilization"] = 0.01
     if on_cpu:
         # Compilation costs a minute on a CPU and gains nothing for a small model.  Requests with a seed of their own
         # end vLLM 0.32's CPU engine when a prompt is read in several chunks.
@@ -83,10 +85,30 @@ def request_parameters(sampling: Sampling, prompt: int, stop_token_ids: Sequence
     }
 
 
+def check_temperature(sampling: Sampling, temperature: float) -> None:
+    """Raise ValueError where a vLLM engine started for `temperature` could not give the log-probs that Completion
+    promises: vLLM has those before temperature, top_p and min_tokens, or those after all of them."""
+    if sampling.temperature not in (0, temperature):
+        raise ValueError(f"temperature: got {sampling.temperature}; this engine was started for {temperature} and 0")
+    if temperature != 1 and (sampling.top_p < 1 or sampling.min_tokens > 0):
+        given = f"{sampling.top_p} and {sampling.min_tokens}"
+        raise ValueError(f"top_p and min_tokens: got {given}; vLLM at temperature {temperature} accepts 1 and 0")
+
+
 def prompt_seed(seed: int | str, prompt: int) -> int:
     """A seed of its own for each prompt.  vLLM adds the sample's number to it, so that no two rows share one; a
     single seed for a whole call would make all groups share their noise."""
     return random.Random(f"{seed}/{prompt}").getrandbits(62)
+
+
+def visible_device(index: int) -> str:
+    """CUDA_VISIBLE_DEVICES of a child that shall see this process's GPU `index` alone."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if visible == [""]:
+        return str(index)
+    if index >= len(visible):
+        raise ValueError(f"engine_gpu: got {index}; CUDA_VISIBLE_DEVICES shows {len(visible)} GPUs, numbered from 0")
+    return visible[index]
 
 
 def as_completion(text: str, token_ids: Sequence[int], finish_reason: str, log_probs: Sequence[float]) -> Completion:

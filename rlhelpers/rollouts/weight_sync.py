@@ -1,6 +1,5 @@
 """The trainer's side of vLLM's weight transfer: which weights go, and by what way."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from typing import Any
@@ -10,7 +9,7 @@ from transformers import PreTrainedModel
 from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, VLLMWeightSyncClient, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from rlhelpers.rollouts.engine import EngineDeadError
+from rlhelpers.rollouts.bounded import bounded
 from rlhelpers.rollouts.server_process import free_port
 from rlhelpers.rollouts.vllm_plugin import register
 
@@ -21,12 +20,14 @@ class WeightSync:
     """One open way from this trainer to one vLLM engine.
 
     `backend`: "nccl" between two GPUs, "ipc" on one, "shared_memory" on the CPU.  `client` carries the calls to the
-    engine.  `device`: the policy's.  Raises EngineDeadError when the other side does not answer in time.
+    engine.  `device`: the policy's.  Raises EngineDeadError when the other side does not answer in time, or `is_dead`.
     """
 
-    def __init__(self, backend: str, client: VLLMWeightSyncClient, device: torch.device | str):
+    def __init__(
+        self, backend: str, client: VLLMWeightSyncClient, device: torch.device | str, is_dead: Callable[[], bool]
+    ):
         register()
-        self.source, self.device = PolicyWeights(), torch.device(device)
+        self.source, self.device, self.is_dead = PolicyWeights(), torch.device(device), is_dead
         info = _init_info(backend)
         self.trainer = self._bounded(
             lambda: WeightTransferTrainerFactory.trainer_init(info, client=client, source=self.source)
@@ -35,35 +36,25 @@ class WeightSync:
     def send(self, policy: PreTrainedModel) -> None:
         """All of the policy's weights; when this returns the engine has them."""
         self.source.policy = policy
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # the transfer's own streams do not wait for the optimizer's last step
         try:
             self._bounded(self.trainer.send_weights)
         finally:
             self.source.policy = None  # the engine does not keep a policy alive
 
     def close(self) -> None:
-        with suppress(EngineDeadError):  # as is to be expected of one that is closed after a death
+        with suppress(Exception):  # as is to be expected of one that is closed after a death
             self._bounded(self.trainer.shutdown)
 
     def _bounded(self, action: Callable[[], Any]) -> Any:
-        """The action's result.  A transfer whose other side has died blocks for ever, so it has a thread of its own."""
-        outcome = {}
+        """A transfer whose other side has died would block for ever."""
 
-        def run():
-            try:
-                on_gpu = self.device.type == "cuda"
-                with torch.cuda.device(self.device) if on_gpu else nullcontext():
-                    outcome["result"] = action()
-            except BaseException as error:
-                outcome["error"] = error
+        def on_the_policys_device():
+            with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
+                return action()
 
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        thread.join(SECONDS)
-        if not outcome:
-            raise EngineDeadError(f"the engine did not take the weights within {SECONDS} s")
-        if "error" in outcome:
-            raise EngineDeadError(f"the engine did not take the weights: {outcome['error']}") from outcome["error"]
-        return outcome["result"]
+        return bounded(on_the_policys_device, SECONDS, self.is_dead)
 
 
 class PolicyWeights(WeightSource):
@@ -91,7 +82,7 @@ def _init_info(backend: str) -> TrainerInitInfo:
     if backend == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 
-        return IPCTrainerInitInfo(packed=True, rank=0)
+        return IPCTrainerInitInfo(rank=0)
     from rlhelpers.rollouts.shared_memory import SharedMemoryInitInfo
 
     return SharedMemoryInitInfo(rank=0)

@@ -103,12 +103,6 @@ class RunConfig(BaseModel):
             ("sleep_level", self.sleep_level == 0 or self.engine == "vllm", '0 unless engine is "vllm"'),
             ("rollouts_ahead", not self.rollouts_ahead or server, 'False unless engine is "vllm-server"'),
             (
-                "rollouts_ahead",
-                # pi_0 is then known from the engine alone: there is nothing to compare mu with.
-                not self.rollouts_ahead or self.estimator.engine_ratio_cap is None,
-                "False for an estimator with engine_ratio_cap",
-            ),
-            (
                 "temperature",
                 # vLLM's log-probs are those before temperature, top_p and min_tokens, or those after all three.
                 self.engine == "torch" or self.temperature == 1 or (self.top_p == 1 and self.min_tokens == 0),

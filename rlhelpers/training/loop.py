@@ -43,8 +43,8 @@ def train(config: RunConfig) -> Path:
         try:
             run.train(records, progress, tracker)
         finally:
-            tracker.close()
             run.close()
+            tracker.close()
         policy.save_pretrained(records.folder / "policy")
         tokenizer.save_pretrained(records.folder / "policy")
     return records.folder
@@ -127,6 +127,7 @@ class Run:
         scores = [score_samples(self.policy, self.tokenizer, batch, config) for batch in batches]
         updates = [self._update(batch, score) for batch, score in zip(batches, scores, strict=True)]
         seconds += self._wait_for_next_batch()
+        trained = time.perf_counter()
         self.sampler.sync()
         rewards = torch.cat([update.pop("rewards") for update in updates])
         formats = torch.cat([update.pop("format_rewards") for update in updates])
@@ -134,7 +135,8 @@ class Run:
         metrics |= {
             "truncated_fraction": truncated_fraction(samples),
             "seconds_sampling": seconds,
-            "seconds_training": time.perf_counter() - started - seconds,
+            "seconds_training": trained - started - seconds,
+            "seconds_syncing": time.perf_counter() - trained,
         }
         return metrics, rows_to_read(samples, rewards.tolist(), formats.tolist())
 

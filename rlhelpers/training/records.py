@@ -5,6 +5,7 @@ run.json        how it was made: status, versions, commit, times; "complete" is 
 metrics.jsonl   strict JSON, one line per step; step 0 is the validation before training
 rollouts/       step_00020_train.jsonl, step_00020_validation.jsonl: responses and their rewards
 policy/         the weights after the last step
+engine.log      what vLLM's processes printed
 """
 
 import json

@@ -45,13 +45,10 @@ class Sampler:
 
     def sync(self) -> None:
         """Give the engine the policy's weights, and see that it has them.  Raises NotInSyncError."""
-        self._with_restart(self._sync, lambda: None)
+        self._with_restart(self._sync, lambda: None)  # a restart syncs
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
-        def sample() -> list[Rollout]:
-            return self.engine.generate(prompts, sampling)
-
-        return self._with_restart(sample, sample)
+        return self._with_restart(lambda: self.engine.generate(prompts, sampling))
 
     def begin(self, prompts: Sequence[str], sampling: Sampling) -> Callable[[], list[Rollout]]:
         """Sample in the background.  The function that is returned waits for the rollouts; if the engine died over
@@ -61,7 +58,7 @@ class Sampler:
 
     def rest(self) -> None:
         """Sampling is over until the next sync."""
-        self._with_restart(self.engine.rest, self.engine.rest)
+        self._with_restart(self.engine.rest)
 
     def close(self) -> None:
         self.engine.close()  # which ends what is under way
@@ -72,9 +69,10 @@ class Sampler:
         if not isinstance(self.engine, TorchEngine):  # which samples with the policy itself
             check_in_sync(self.engine, self.policy, self.tokenizer, self.temperature)
 
-    def _with_restart(self, action: Callable[[], T], again: Callable[[], T]) -> T:
-        """The action's result, or that of `again` after the engine has died, been started again and got the weights;
-        it may die over any of that too."""
+    def _with_restart(self, action: Callable[[], T], again: Callable[[], T] | None = None) -> T:
+        """The action's result, or that of `again`, the same unless told otherwise, after the engine has died, been
+        started again and got the weights; it may die over any of that too."""
+        again = again or action
         while True:
             try:
                 return action()
@@ -106,6 +104,8 @@ def make_engine(
             f"engine: got {config.engine!r}, but vLLM is not installed here.  On a CPU, `make vllm` makes .venv-vllm, "
             "which has it; with a GPU, pip install --editable '.[gpu]'.  The engine torch needs neither"
         )
+    if config.sleep_level and policy.device.type == "cpu":
+        raise ValueError(f"sleep_level: got {config.sleep_level}; vLLM on a CPU does not sleep, accepted is 0")
     model = str(paths.TINY) if config.model == "tiny" else config.model
     settings = {"kv_cache_gib": config.kv_cache_gib, "temperature": config.temperature, "seed": config.seed}
     if config.engine == "vllm":

@@ -32,23 +32,25 @@ class Scores:
 def score_samples(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, samples: Sequence[Sample], config: RunConfig
 ) -> Scores:
-    """With rollouts_ahead the policy has moved on since these were sampled, and the engine's word is all that is left
-    of the old one."""
-    row, ahead = config.estimator, config.rollouts_ahead
+    """With rollouts_ahead the policy has moved on since these were sampled: the old policy of the ratio is then the
+    engine's, unless engine_ratio_cap corrects for the way from there to the policy of now."""
+    row = config.estimator
+    capped = row.engine_ratio_cap is not None
+    engine_is_old = config.rollouts_ahead and not capped
     batch = pad_prompts_and_outputs(*zip(*token_ids(samples), strict=True), padding_id(tokenizer))
     mask = batch["response_mask"].bool()
     engine = torch.zeros(mask.shape)
     engine[mask] = torch.tensor([log_prob for _, _, completion in samples for log_prob in completion.log_probs])
     needs_old = row.importance_reweighting_method != "none"
-    needs_all = row.engine_ratio_cap is not None or (needs_old and not ahead)
+    needs_all = capped or (needs_old and not engine_is_old)
     rows = slice(None if needs_all else config.microbatch_size)
     trainer = score_batch(
         policy, batch["input_ids"][rows], batch["labels"][rows], config.microbatch_size, config.temperature
     ).cpu()
     weights = None
-    if row.engine_ratio_cap is not None:
+    if capped:
         weights = truncated_importance_weights(trainer, engine, mask, row.engine_ratio_cap)
-    old = (engine if ahead else trainer) if needs_old else None
+    old = (engine if engine_is_old else trainer) if needs_old else None
     return Scores(old, weights, trainer[mask[rows]], engine[rows][mask[rows]])
 
 

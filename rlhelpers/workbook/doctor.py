@@ -84,7 +84,7 @@ def _system(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     if config.engine == "torch" or machine.system == "Linux":
         yield Finding("ok", "system", found)
     else:
-        remedy = "set engine=torch, or use Linux (on Windows: WSL)"
+        remedy = "set engine=torch sleep_level=0, or use Linux (on Windows: WSL)"
         yield Finding("problem", "system", f"{found}; vLLM is for Linux only", remedy)
 
 

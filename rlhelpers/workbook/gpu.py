@@ -109,7 +109,12 @@ def _bf16(capability: tuple[int, int], config: RunConfig) -> Finding:
         return Finding("ok", "bf16", found)
     if config.engine == "torch":
         return Finding("warning", "bf16", f"{found}: bf16 is emulated, slowly", "use a card of 8.0 or newer (Ampere)")
-    return Finding("problem", "bf16", f"{found}: vLLM refuses bf16", "use a card of 8.0 or newer, or set engine=torch")
+    return Finding(
+        "problem",
+        "bf16",
+        f"{found}: vLLM refuses bf16",
+        "use a card of 8.0 or newer, or set engine=torch sleep_level=0",
+    )
 
 
 def _flash_attention(capability: tuple[int, int], version: str | None) -> Finding:

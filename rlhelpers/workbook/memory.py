@@ -14,6 +14,7 @@ GIB = 2**30
 PROMPT_TOKENS = 400  # the longest GSM8K question (985 characters) in the r1_zero prompt, at 3.6 characters per token
 CONTEXT_GIB = 0.8  # a process on a GPU: CUDA's context, the workspaces of cuBLAS, what the allocator rounds up
 ENGINE_GIB = 1.0  # vLLM on a GPU beside weights and cache: its activations, the sampler's logits, captured graphs
+NCCL_GIB = 2.0  # on both sides: vLLM sends weights packed, through two buffers of 1 GiB
 PROCESS_GIB = 0.5  # a process in RAM with torch, transformers and a task imported; 0.4 were measured
 ENGINE_PROCESS_GIB = 1.5  # what vLLM adds in RAM: 0.3 measured in one process; a server is up to three of them
 
@@ -98,6 +99,8 @@ def predict_memory(
         always = {"processes": process} | (engine if config.engine != "torch" else {})
         return [Demand("RAM", "training", training | always), Demand("RAM", "sampling", sampling | always)]
     sleeping, awake = {"CUDA": CONTEXT_GIB}, {"CUDA": CONTEXT_GIB}
+    if config.engine == "vllm-server":
+        sleeping["NCCL's buffers"] = awake["NCCL's buffers"] = NCCL_GIB
     if config.engine == "vllm":
         sleeping["vLLM"] = awake["vLLM"] = ENGINE_GIB
         awake |= engine
@@ -106,7 +109,8 @@ def predict_memory(
         Demand("GPU", "sampling", sampling | awake),
     ]
     if config.engine == "vllm-server":
-        demands.append(Demand("server's GPU", "the run", engine | {"CUDA": CONTEXT_GIB, "vLLM": ENGINE_GIB}))
+        parts = engine | {"CUDA": CONTEXT_GIB, "vLLM": ENGINE_GIB, "NCCL's buffers": NCCL_GIB}
+        demands.append(Demand("server's GPU", "the run", parts))
     processes = PROCESS_GIB + (ENGINE_PROCESS_GIB if config.engine != "torch" else 0.0)
     copies = {"weights on their way": weights} | ({"sleeping weights": weights} if config.sleep_level == 1 else {})
     return [*demands, Demand("RAM", "the run", {"processes": processes} | copies)]
