@@ -20,6 +20,7 @@ from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
+from rlhelpers.training.policy import load_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
 pytest.importorskip("vllm")
@@ -101,18 +102,21 @@ def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference
 
 
 def test_log_probs_at_another_temperature(tmp_path, largest_difference):
-    policy = AutoModelForCausalLM.from_pretrained(paths.TINY).eval()
-    with VLLMServer(str(paths.TINY), temperature=0.7, dtype="float32", log=tmp_path / "server.log") as server:
-        server.sync_weights(policy)
+    policy, tokenizer = load_policy("tiny", "cpu")
+    engine = vllm_inprocess.VLLMEngine(str(paths.TINY), tokenizer, 0.25, temperature=0.7, log=tmp_path / "engine.log")
+    try:
+        engine.sync_weights(policy)
         sampling = Sampling(n=4, temperature=0.7, max_tokens=32, seed=2)
-        assert largest_difference(policy, server.generate(PROMPTS, sampling), temperature=0.7) < 1e-4
+        assert largest_difference(policy, engine.generate(PROMPTS, sampling), temperature=0.7) < 1e-4
         with pytest.raises(ValueError, match=r"temperature: got 1.0; this engine was started for 0.7"):
-            server.generate(PROMPTS, Sampling())
+            engine.generate(PROMPTS, Sampling())
+    finally:
+        engine.close()
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):
-    server = VLLMServer(str(paths.TINY), kv_cache_gib=1000, log=tmp_path / "server.log")
-    with pytest.raises(RuntimeError, match=r"(?s)server ended with status.*server\.log.*memory"):
+    server = VLLMServer(str(paths.TINY), dtype="float33", log=tmp_path / "server.log")
+    with pytest.raises(RuntimeError, match=r"(?s)server ended with status.*server\.log.*float33"):
         server.start()
 
 
@@ -126,7 +130,7 @@ def test_a_run_outlives_its_server(tmp_path, monkeypatch):
         # The fourth call to sample is training's first: two checks of the weights and a validation come before.
         kill_once.calls += 1
         if kill_once.calls == 4 and not killed:
-            [server] = [p for p in psutil.Process().children() if "api_server" in " ".join(p.cmdline())]
+            [server] = [p for p in alive(psutil.Process().children()) if "api_server" in " ".join(p.cmdline())]
             killed.extend(processes_of(server.pid))
             threading.Timer(0.1, server.send_signal, [signal.SIGKILL]).start()
         return complete(client, *arguments, **options)
@@ -151,7 +155,7 @@ def test_a_run_outlives_its_engine_in_process(tmp_path, monkeypatch):
 
     def kill_once(engine, prompts, sampling):
         if len(prompts) == 4 and not killed:  # the first training batch
-            engines = [p for p in psutil.Process().children() if "EngineCore" in p.name() + " ".join(p.cmdline())]
+            engines = [p for p in alive(psutil.Process().children()) if "EngineCore" in p.name() + str(p.cmdline())]
             killed.extend(process for engine in engines for process in processes_of(engine.pid))
             threading.Timer(0.1, engines[0].kill).start()
         return generate(engine, prompts, sampling)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 SECONDS_TO_STOP = 15
@@ -74,17 +74,17 @@ class ServerProcess:
 def output_to(log: Path) -> Iterator[None]:
     """What this process and children that start inside write to their standard output and error goes to `log`."""
     log.parent.mkdir(parents=True, exist_ok=True)
+    # Not closed: loggers that are made inside go on writing to it.
+    file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
     sys.stdout.flush()
     sys.stderr.flush()
     before = os.dup(1), os.dup(2)
     try:
-        with open(log, "ab") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        yield
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        with redirect_stdout(file), redirect_stderr(file):  # which in a notebook are no files
+            yield
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
         for number, copy in enumerate(before, start=1):
             os.dup2(copy, number)
             os.close(copy)

@@ -1,11 +1,15 @@
 """What vLLM loads into each of its processes, the server's, the engine's and the workers': see pyproject.toml."""
 
+import logging
 import os
 import threading
 import time
 from contextlib import suppress
 
 import psutil
+
+# torch looks for triton when vLLM is imported, and would say at each start that a CPU has none.
+logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 OWNER = "RLHELPERS_VLLM_OWNER"
 
