@@ -175,7 +175,7 @@ def test_the_runs_of_bench_ahead_differ_in_one_setting():
 
 
 def run(sampling, training):
-    steps = pd.DataFrame({"seconds_sampling": sampling, "seconds_training": training})
+    steps = pd.DataFrame({"seconds_sampling": sampling, "seconds_training": training, "seconds_syncing": 0.0})
     return ahead.TimedRun(steps.assign(response_length=40.0, mismatch_mean=1e-6), 1)
 
 

@@ -108,4 +108,4 @@ def summary(runs: Sequence[TimedRun], base: Sequence[float]) -> dict[str, Any]:
 
 def step_seconds(steps: pd.DataFrame) -> pd.Series:
     """Of each step, its validation left out."""
-    return steps["seconds_sampling"] + steps["seconds_training"]
+    return steps["seconds_sampling"] + steps["seconds_training"] + steps["seconds_syncing"]
