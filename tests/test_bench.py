@@ -160,8 +160,8 @@ def test_the_command_measures_the_torch_engine(monkeypatch, roots, capsys):
     monkeypatch.setattr(engines, "default_work", lambda: work)
     assert cli.main(["bench", "engines", "--engines", "torch"]) == 0
     printed = capsys.readouterr().out
-    assert "tokens/s" in printed and str(paths.RESULTS / "bench" / "engines.json") in printed
-    report = json.loads((roots[1] / "bench" / "engines.json").read_text(encoding="utf-8"))
+    assert "tokens/s" in printed and str(paths.RUNS / "bench" / "engines.json") in printed
+    report = json.loads((paths.RUNS / "bench" / "engines.json").read_text(encoding="utf-8"))
     assert report["conditions"]["cores"] >= 1 and report["conditions"]["versions"]["torch"]
     assert report["engines"]["torch"]["threads"] == 1
     assert report["workloads"]["fixed"]["engines"]["torch"]["tokens"] == [32] * engines.ROUNDS

@@ -396,7 +396,7 @@ def test_a_port_that_becomes_free_is_waited_for(launch):
 def test_a_command_that_fails_is_told_with_the_end_of_its_log(launch, tmp_path):
     (tmp_path / "server.log").write_text("an earlier failure\n", encoding="utf-8")
     server = launch("import sys; print('there is no such model'); sys.exit(3)", startup_timeout=300)
-    with pytest.raises(RuntimeError, match=r"(?s)ended with status 3; .*server\.log:\nthere is no such model") as error:
+    with pytest.raises(RuntimeError, match=r"(?s)ended with status 3\n.*server\.log:\nthere is no such model") as error:
         server.start()
     assert "an earlier failure" not in str(error.value)
     assert server._process is None
@@ -409,7 +409,7 @@ def test_a_server_that_takes_too_long_is_ended(launch, monkeypatch):
     monkeypatch.setattr(
         VLLMServer, "_wait_until_ready", lambda self: (started.append(self._process.pid), wait_until_ready(self))
     )
-    with pytest.raises(RuntimeError, match=re.escape("did not answer within startup_timeout=3 s")):
+    with pytest.raises(RuntimeError, match=re.escape("within startup_timeout=3 s")):
         server.start()
     wait_until(lambda: not is_alive(started[0]))
 
@@ -437,3 +437,32 @@ def test_the_command_is_vllms(launch, monkeypatch):
     assert command[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     flags = " ".join(command[3:])
     assert "--load-format dummy" in flags and "--seed 4" in flags and "--host 127.0.0.1" in flags
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temprature": 1.0}, "sampling_params: got temprature; accepted are .*temperature"),
+        ({"prompt": "x", "stream": True}, "sampling_params: got prompt, stream; accepted are"),
+        ({"logprobs": 5}, "sampling_params: got logprobs"),
+        ({"max_tokens": "4"}, "sampling_params: max_tokens is '4'; accepted is a whole number"),
+        ({"n": 0}, "sampling_params: n is 0"),
+        ("greedy", "sampling_params: got str; accepted is a dict"),
+    ],
+)
+def test_sampling_params_that_are_not_the_callers_to_give(join, stub, params, message):
+    server = join()
+    with pytest.raises(ValueError, match=message):
+        server.generate_completions(PROMPTS, params)
+    assert not stub.requests
+
+
+@pytest.mark.parametrize("port", [0, -1, 99999, "8000"])
+def test_what_is_no_port(tokenizer, port):
+    with pytest.raises(ValueError, match=f"port: got {port!r}; accepted is None or a whole number from 1 to 65535"):
+        VLLMServer(str(paths.TINY), port=port, tokenizer=tokenizer)
+
+
+def test_what_is_no_model(tmp_path):
+    with pytest.raises(ValueError, match=r"model_id: got .*; accepted is a directory with a model and its tokenizer"):
+        VLLMServer(str(tmp_path))

@@ -1,5 +1,6 @@
 """What a GPU would see, without one: the order of calls, the settings of each way of the weights, bounded waits."""
 
+import os
 import threading
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ from rlhelpers.rollouts.vllm_settings import visible_device
 pytestmark = pytest.mark.vllm
 pytest.importorskip("vllm")
 
-from rlhelpers.rollouts import weight_sync  # noqa: E402  it imports vLLM
+from rlhelpers.rollouts import shared_memory, weight_sync  # noqa: E402  they import vLLM
 
 
 class FakeLLM:
@@ -164,3 +165,28 @@ def test_every_weight_goes_once_under_its_checkpoint_name(tiny_gpt2):
     for name, parameter in policy.named_parameters():
         assert sent[name].data_ptr() == parameter.data_ptr() and not sent[name].requires_grad
     assert all(m.dtype == sent[m.name].dtype and m.shape == tuple(sent[m.name].shape) for m in source.metadata())
+
+
+def test_what_killed_trainers_left_is_removed_and_what_others_use_is_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_memory, "MEMORY", tmp_path)
+    used, left, other = (tmp_path / f"rlhelpers-{pid}-x" for pid in (os.getpid(), 2**22 + 1, "someone"))
+    for folder in (used, left, other):
+        folder.mkdir()
+    shared_memory.remove_left_overs()
+    assert used.exists() and other.exists() and not left.exists()
+
+
+def test_an_engine_whose_weights_failed_is_not_asked_again(tiny_gpt2, tokenizer):
+    """Nobody knows which weights it has."""
+
+    class BrokenWeights:
+        def send(self, policy):
+            raise ConnectionError("half-way")
+
+    engine = VLLMEngine("any", tokenizer)
+    told = []
+    engine.llm, engine.weights = FakeLLM(told), BrokenWeights()
+    engine.llm.llm_engine.engine_core.shutdown = lambda: told.append("ended")
+    with pytest.raises(ConnectionError):
+        engine.sync_weights(tiny_gpt2())
+    assert told == ["ended"] and engine.llm is None

@@ -57,8 +57,8 @@ def versions() -> dict[str, str]:
 
 
 def write_report(name: str, report: Mapping[str, Any]) -> Path:
-    """data/results/bench/<name>.json."""
-    folder = paths.RESULTS / "bench"
+    """data/runs/bench/<name>.json; the committed ones in data/results/bench were copied from there."""
+    folder = paths.RUNS / "bench"
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{name}.json", strict_json(report, indent=2) + "\n")
     return folder / f"{name}.json"

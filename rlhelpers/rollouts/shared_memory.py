@@ -4,11 +4,14 @@ Both sides of a vLLM weight transfer, registered by `vllm_plugin`: the same call
 transfers, so that what is tested on a CPU is what runs on GPUs.
 """
 
+import os
+import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Self
 
+import psutil
 from safetensors import safe_open
 from safetensors.torch import save_file
 from vllm.distributed.weight_transfer.base import (
@@ -22,6 +25,8 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 
 
 @dataclass
@@ -82,14 +87,22 @@ class SharedMemoryTrainer(TrainerWeightTransferEngine[SharedMemoryInitInfo]):
     def trainer_init(
         cls, init_info: SharedMemoryInitInfo, *, client: VLLMWeightSyncClient, source: WeightSource | None = None
     ) -> Self:
+        remove_left_overs()
         client.init_weight_transfer_engine({})
         return cls(client=client, source=source)
 
     def send_weights(self) -> None:
-        memory = Path("/dev/shm")
-        with tempfile.TemporaryDirectory(prefix="rlhelpers-", dir=memory if memory.is_dir() else None) as folder:
+        with tempfile.TemporaryDirectory(prefix=f"rlhelpers-{os.getpid()}-", dir=MEMORY) as folder:
             path = Path(folder) / "policy.safetensors"
             save_file({name: weight.detach().cpu().contiguous() for name, weight in self.source}, path)
             self.client.start_weight_update()
             self.client.update_weights({"path": str(path)})
             self.client.finish_weight_update()
+
+
+def remove_left_overs() -> None:
+    """Delete what trainers that were killed while they sent have left."""
+    for folder in MEMORY.glob("rlhelpers-*-*") if MEMORY else ():
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not psutil.pid_exists(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)

@@ -64,8 +64,12 @@ class VLLMEngine:
         if self.asleep:
             torch.cuda.empty_cache()  # what the trainer has freed is still the trainer's, until told otherwise
             self._ask(lambda: self.llm.wake_up(tags=["weights"]))
-        with engine_errors():
-            self.weights.send(policy)
+        try:
+            with engine_errors():
+                self.weights.send(policy)
+        except BaseException:
+            self.close()  # nobody knows which weights it has now
+            raise
         if self.asleep:
             self._ask(lambda: self.llm.wake_up(tags=["kv_cache"]))
             self.asleep = False

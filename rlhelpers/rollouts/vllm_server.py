@@ -16,6 +16,7 @@ from rlhelpers.rollouts.server_process import ServerProcess, free_port, is_free,
 from rlhelpers.rollouts.vllm_client import REQUESTS_AT_A_TIME, VLLMClient
 from rlhelpers.rollouts.vllm_settings import (
     as_flags,
+    check_sampling_params,
     check_temperature,
     launch_arguments,
     launch_environment,
@@ -61,10 +62,18 @@ class VLLMServer:
     ):
         if not launch_server and port is None:
             raise ValueError("port: got None; accepted is the port of the server to join")
+        if port is not None and not (isinstance(port, int) and 0 < port < 2**16):
+            raise ValueError(f"port: got {port!r}; accepted is None or a whole number from 1 to 65535")
         self.model_id, self.host, self.seed = model_id, host, seed
         self.startup_timeout, self.temperature = startup_timeout, temperature
-        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(model_id)
-        self.context = AutoConfig.from_pretrained(model_id).max_position_embeddings
+        try:
+            self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(model_id)
+            self.context = AutoConfig.from_pretrained(model_id).max_position_embeddings
+        except Exception as error:  # each kind of broken folder has its own kind of error
+            raise ValueError(
+                f"model_id: got {model_id!r}; accepted is a directory with a model and its tokenizer, or a name on the "
+                f"Hugging Face hub ({type(error).__name__}: {str(error).splitlines()[0]})"
+            ) from error
         self.log = log or paths.RUNS / "vllm_server.log"
         self._wanted_port, self._launch = port, launch_server
         self._on_cpu = not torch.cuda.is_available()
@@ -153,8 +162,8 @@ class VLLMServer:
             if self._is_dead():
                 raise RuntimeError(f"the vLLM server ended with status {self._process.exit_status}{self._last_words()}")
             if time.monotonic() > deadline:
-                limit = f"startup_timeout={self.startup_timeout}"
-                raise RuntimeError(f"the vLLM server did not answer within {limit} s{self._last_words()}")
+                where, limit = f"{self.host}:{self.port}", f"startup_timeout={self.startup_timeout}"
+                raise RuntimeError(f"no vLLM server answered at {where} within {limit} s{self._last_words()}")
             time.sleep(0.2)
 
     def _find(self, name: str) -> str:
@@ -166,7 +175,7 @@ class VLLMServer:
         raise ValueError(f"port: another server answers at {self.port}; it serves {list(models)}")
 
     def _last_words(self) -> str:
-        return f"; the last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""
+        return f"\nThe last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""
 
     def _is_dead(self) -> bool:
         return self._process is not None and self._process.exit_status is not None
@@ -189,8 +198,12 @@ class VLLMServer:
         """From now on sample from these weights; keys and values of the old ones are forgotten."""
         if self._weights is None:
             raise RuntimeError("call init_weight_sync(policy_device) before sync_policy_weights(policy)")
-        self._weights.send(policy)
-        self._running().reset_prefix_cache()
+        try:
+            self._weights.send(policy)
+            self._running().reset_prefix_cache()
+        except BaseException:
+            self.stop()  # nobody knows which weights it has now
+            raise
         self.eos_ids = end_of_text_ids(policy, self.tokenizer)
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
@@ -219,6 +232,9 @@ class VLLMServer:
         include_stop_str_in_output, seed, ...).  Each prompt gets a seed of its own, derived from `seed`; without one,
         from the server's seed and the number of this call.  `batch_size`: prompts under way at a time.
         """
+        check_sampling_params(sampling_params)
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size: got {batch_size}; accepted is None or a number of at least 1")
         request = dict(sampling_params)
         max_tokens = request.setdefault("max_tokens", 16)
         prompt_ids = encode_prompts(self.tokenizer, prompts, max_tokens, self.context)

@@ -85,6 +85,25 @@ def request_parameters(sampling: Sampling, prompt: int, stop_token_ids: Sequence
     }
 
 
+# What a caller of the course's generate_completions may decide; the rest is the server's.
+SAMPLING_NAMES = {"n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop", "stop_token_ids"}
+SAMPLING_NAMES |= {"include_stop_str_in_output", "ignore_eos", "seed", "repetition_penalty", "presence_penalty"}
+SAMPLING_NAMES |= {"frequency_penalty", "bad_words", "logit_bias", "skip_special_tokens"}
+
+
+def check_sampling_params(sampling_params: Mapping[str, Any]) -> None:
+    """Raise ValueError for what is no mapping, or names something else than SAMPLING_NAMES: vLLM ignores those."""
+    if not isinstance(sampling_params, Mapping):
+        kind = type(sampling_params).__name__
+        raise ValueError(f"sampling_params: got {kind}; accepted is a dict of names and values")
+    if unknown := sorted(set(sampling_params) - SAMPLING_NAMES):
+        raise ValueError(f"sampling_params: got {', '.join(unknown)}; accepted are {', '.join(sorted(SAMPLING_NAMES))}")
+    for name in ("n", "max_tokens"):
+        value = sampling_params.get(name, 1)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"sampling_params: {name} is {value!r}; accepted is a whole number of at least 1")
+
+
 def check_temperature(sampling: Sampling, temperature: float) -> None:
     """Raise ValueError where a vLLM engine started for `temperature` could not give the log-probs that Completion
     promises: vLLM has those before temperature, top_p and min_tokens, or those after all of them."""

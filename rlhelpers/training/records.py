@@ -41,6 +41,7 @@ class RunRecords:
 
         Raises RuntimeError when another process is writing to it at this moment.
         """
+        settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock"))
         try:
@@ -52,8 +53,7 @@ class RunRecords:
         if self.folder.exists():
             self.folder.rename(_free_name(self.folder))
         (self.folder / "rollouts").mkdir(parents=True)
-        settings = self.config.model_dump(mode="json")
-        write_atomically(self.folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False, allow_unicode=True))
+        write_atomically(self.folder / "config.yaml", settings)
         self._write_about(status="running", started=_now(), **_provenance())
         return self
 
