@@ -20,7 +20,6 @@ from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
-from rlhelpers.training.policy import load_policy
 
 pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
 pytest.importorskip("vllm")
@@ -101,19 +100,6 @@ def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference
     wait_until_gone(processes, 10)
 
 
-def test_log_probs_at_another_temperature(tmp_path, largest_difference):
-    policy, tokenizer = load_policy("tiny", "cpu")
-    engine = vllm_inprocess.VLLMEngine(str(paths.TINY), tokenizer, 0.25, temperature=0.7, log=tmp_path / "engine.log")
-    try:
-        engine.sync_weights(policy)
-        sampling = Sampling(n=4, temperature=0.7, max_tokens=32, seed=2)
-        assert largest_difference(policy, engine.generate(PROMPTS, sampling), temperature=0.7) < 1e-4
-        with pytest.raises(ValueError, match=r"temperature: got 1.0; this engine was started for 0.7"):
-            engine.generate(PROMPTS, Sampling())
-    finally:
-        engine.close()
-
-
 def test_a_server_that_cannot_start_says_why(tmp_path):
     server = VLLMServer(str(paths.TINY), dtype="float33", log=tmp_path / "server.log")
     with pytest.raises(RuntimeError, match=r"(?s)server ended with status.*server\.log.*float33"):
@@ -174,16 +160,18 @@ import os, sys
 from rlhelpers.rollouts import Sampling
 from rlhelpers.rollouts.vllm_inprocess import VLLMEngine
 from rlhelpers.training.policy import load_policy
+from rlhelpers.training.sampler import check_in_sync
 from rlhelpers import paths
 from pathlib import Path
 
 if __name__ == "__main__":
     policy, tokenizer = load_policy("tiny", "cpu")
-    engine = VLLMEngine(str(paths.TINY), tokenizer, kv_cache_gib=0.25, log=Path(sys.argv[1]))
+    engine = VLLMEngine(str(paths.TINY), tokenizer, 0.25, temperature=0.7, log=Path(sys.argv[1]))
     engine.sync_weights(policy)
     if sys.argv[2] == "raise":
+        print(check_in_sync(engine, policy, tokenizer, 0.7), flush=True)  # log-probs are those at this temperature
         raise ZeroDivisionError
-    engine.generate(["Question:"], Sampling(n=2, max_tokens=4))
+    engine.generate(["Question:"], Sampling(n=2, temperature=0.7, max_tokens=4))
     print("sampled", flush=True)
     input()
 """
@@ -212,6 +200,7 @@ def test_nothing_is_left_of_an_engine_whose_owner_is_gone(tmp_path, ending):
                 seen |= {p.pid: p for p in processes_of(owner.pid)} if owner.poll() is None else {}
                 time.sleep(0.2)
             assert owner.returncode == 1
+            assert float(owner.stdout.read()) < 1e-5
         owner.wait(60)
         assert len(seen) >= 3  # owner, engine, worker
         wait_until_gone(list(seen.values()), 10)

@@ -11,6 +11,7 @@ from rlhelpers.rollouts.vllm_plugin import OWNER
 from rlhelpers.rollouts.vllm_settings import (
     as_completion,
     as_flags,
+    check_temperature,
     launch_arguments,
     launch_environment,
     prompt_seed,
@@ -134,3 +135,15 @@ def test_a_request_that_ended_in_another_way_is_an_error(reason):
 def test_every_token_has_its_log_prob(log_probs):
     with pytest.raises(RuntimeError, match=f"{len(log_probs)} log-probs for 2 tokens"):
         as_completion("so 4", [5, 6], "stop", log_probs)
+
+
+def test_temperatures_whose_log_probs_vllm_has():
+    check_temperature(Sampling(top_p=0.5, min_tokens=3), 1.0)
+    check_temperature(Sampling(temperature=0.7), 0.7)
+    check_temperature(Sampling(temperature=0), 0.7)
+    with pytest.raises(ValueError, match=r"temperature: got 1.0; this engine was started for 0.7 and 0"):
+        check_temperature(Sampling(), 0.7)
+    with pytest.raises(
+        ValueError, match=r"top_p and min_tokens: got 0.5 and 0; vLLM at temperature 0.7 accepts 1 and 0"
+    ):
+        check_temperature(Sampling(temperature=0.7, top_p=0.5), 0.7)
