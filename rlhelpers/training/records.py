@@ -13,7 +13,7 @@ import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from pathlib import Path
@@ -124,8 +124,13 @@ def _provenance() -> dict[str, Any]:
         "commit": _commit(),
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        "versions": {d.name: d.version for d in distributions() if d.name in PACKAGES},
+        "versions": installed_versions(PACKAGES),
     }
+
+
+def installed_versions(packages: Collection[str]) -> dict[str, str]:
+    """Of those that are installed."""
+    return {found.name: found.version for found in distributions() if found.name in packages}
 
 
 def _commit() -> str | None:

@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import warnings
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from packaging.requirements import Requirement
 from transformers import AutoConfig, AutoTokenizer, Olmo2Config
 
 from rlhelpers import paths
+from rlhelpers.rollouts.server_process import is_free
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import COURSE, RunConfig
 from rlhelpers.workbook.memory import GIB, PROMPT_TOKENS, Architecture
@@ -102,7 +102,7 @@ def look_at_machine(config: RunConfig) -> Machine:
         torch_cuda=torch.version.cuda,
         nccl=".".join(map(str, torch.cuda.nccl.version())) if gpus and torch.distributed.is_nccl_available() else None,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
-        port_is_free=_is_free(COURSE_PORT),
+        port_is_free=is_free("127.0.0.1", COURSE_PORT),
         hub_is_offline=constants.HF_HUB_OFFLINE,
         **_look_at_model(config),
         **_look_at_task(config),
@@ -166,11 +166,6 @@ def _free_disk(folder: Path) -> float:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free / GIB
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def _look_at_model(config: RunConfig) -> dict:
