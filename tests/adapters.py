@@ -1,7 +1,7 @@
 """Hooks for the tests of Stanford CS336 (spring 2026), assignment 5.
 
-In a copy of the course's repository, replace its tests/adapters.py by this file and run its tests/test_grpo.py.
-The hooks of test_data, test_dpo and test_metrics come with the supplement.
+In a copy of the course's repository, replace its tests/adapters.py by this file and run its tests/test_grpo.py and tests/test_metrics.py.
+The hooks of test_data and test_dpo come with the supplement.
 """
 
 from rlhelpers.kernels import (
@@ -13,6 +13,7 @@ from rlhelpers.kernels import (
     grpo_train_step,
     tokenize_prompt_and_output,
 )
+from rlhelpers.tasks.parsers import parse_gsm8k_response, parse_mmlu_response
 
 run_tokenize_prompt_and_output = tokenize_prompt_and_output
 run_get_response_log_probs = get_response_log_probs
@@ -21,3 +22,8 @@ run_compute_group_normalized_rewards = compute_group_normalized_rewards
 run_compute_policy_gradient_loss = compute_policy_gradient_loss
 run_aggregate_loss_across_microbatch = aggregate_loss_across_microbatch
 run_grpo_train_step = grpo_train_step
+run_parse_gsm8k_response = parse_gsm8k_response
+
+
+def run_parse_mmlu_response(mmlu_example, model_output):
+    return parse_mmlu_response(model_output)

@@ -64,6 +64,8 @@ COURSE = {
         "loss_normalization": "sequence",
         "normalization_constant": None,
     },
+    "run_parse_mmlu_response": {"mmlu_example": NO_DEFAULT, "model_output": NO_DEFAULT},
+    "run_parse_gsm8k_response": {"model_output": NO_DEFAULT},
 }
 
 

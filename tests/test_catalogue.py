@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhelpers.tasks import get_prompt, load_task
+from rlhelpers.tasks import Grader, get_prompt, load_task
 
 
 def test_tiny():
@@ -11,7 +11,7 @@ def test_tiny():
     assert not {p.question for p in task.train} & {p.question for p in task.validation}
     problem = task.validation[0]
     assert (
-        get_prompt("r1_zero").reward_fn(task.is_right)(f"</think> <answer> {problem.answer} </answer>", problem.answer)[
+        Grader(get_prompt("r1_zero"), task.judge)(f"</think> <answer> {problem.answer} </answer>", problem.answer)[
             "reward"
         ]
         == 1

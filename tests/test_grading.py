@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhelpers.tasks import question_only_reward_fn, r1_zero_reward_fn
-from rlhelpers.tasks.grading import is_equal, plain_number
+from rlhelpers.tasks.judging import is_equal
 
 REAL_RESPONSES = Path(__file__).parents[2] / "shared/data/olmo2_rollouts/rollouts.jsonl.gz"
 
@@ -28,7 +28,6 @@ EQUAL = [
     (r"\dfrac12", "1/2"),
     ("x = 18", "18"),
     ("18%", "18"),
-    ("2^{10}", "1024"),
     (r"2\sqrt{2}", r"\sqrt{8}"),
 ]
 DIFFERENT = [
@@ -153,11 +152,6 @@ def test_a_number_equals_its_own_spellings(number):
     spellings = [str(number), f"{number:,}", f"{number}.0", f" {number} ", f"{number}."]
     assert all(is_equal(spelling, str(number)) for spelling in spellings)
     assert not is_equal(str(number + 1), str(number))
-
-
-@pytest.mark.parametrize("text", ["1e3", "1_000", "inf", "१८", "1/0", "--3", "1,23", "٣"])
-def test_what_is_no_plain_number(text):
-    assert plain_number(text) is None
 
 
 @pytest.mark.skipif(not REAL_RESPONSES.exists(), reason="the responses of OLMo-2-1B are not at hand")

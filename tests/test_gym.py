@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import reasoning_gym
 
-from rlhelpers.tasks import get_prompt, load_task
+from rlhelpers.tasks import Grader, get_prompt, load_task
 from rlhelpers.tasks.gym import EVALUATING
 
 
@@ -14,7 +14,7 @@ from rlhelpers.tasks.gym import EVALUATING
 def test_the_own_answer_is_right_and_another_is_not(name):
     task = load_task(name, 40, 10)
     assert len(task.train) == 40 and len(task.validation) == 10
-    reward_fn = get_prompt("r1_zero").reward_fn(task.is_right)
+    reward_fn = Grader(get_prompt("r1_zero"), task.judge)
     for problem in task.train[:10] + task.validation:
         right = reward_fn(f" so </think> <answer> {problem.answer} </answer>", problem.answer)
         wrong = reward_fn(" so </think> <answer> 123456789 </answer>", problem.answer)
@@ -27,7 +27,7 @@ def test_the_box_of_question_only():
     task = load_task("gym/chain_sum", 4, 4)
     problem = task.train[0]
     assert (
-        get_prompt("question_only").reward_fn(task.is_right)(f"\\boxed{{{problem.answer}}}", problem.answer)["reward"]
+        Grader(get_prompt("question_only"), task.judge)(f"\\boxed{{{problem.answer}}}", problem.answer)["reward"]
         == 1
     )
 
@@ -55,5 +55,5 @@ def test_verifiers_that_run_the_answer_as_code_are_refused():
 
 def test_a_verifier_that_raises_on_a_response_means_not_right():
     task = load_task("gym/prime_factorization", 4, 4)
-    assert task.is_right(task.train[0].answer, task.train[0].answer)
-    assert not any(task.is_right(text, task.train[0].answer) for text in ("None", "two", "", "x × y"))
+    assert task.judge(task.train[0].answer, task.train[0].answer) == "right"
+    assert not any(task.judge(text, task.train[0].answer) == "right" for text in ("None", "two", "", "x × y"))

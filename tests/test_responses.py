@@ -101,7 +101,7 @@ def test_grades_and_counts():
     assert graded.category.tolist() == [one, two, two, three, one]
     assert graded.reward.tolist() == [1, 0, 0, 0, 1]
     assert graded.in_substance.tolist() == [True, True, False, True, True]
-    assert graded.reason.tolist() == ["right", "sentence in the box", "wrong number", r"no \boxed", "right"]
+    assert graded.reason.tolist() == ["right", "sentence in the box", "wrong value", r"no \boxed", "right"]
     counts = category_counts(graded)
     assert list(counts.columns) == list(CATEGORIES)
     assert counts.loc[("a", "r1_zero")].tolist() == [1, 2, 0]
@@ -110,7 +110,7 @@ def test_grades_and_counts():
 
 
 def test_the_tasks_verdict_and_the_tables_index_are_kept():
-    graded = grade_responses(MIXED[2:3], lambda answer, truth: answer == "6")
+    graded = grade_responses(MIXED[2:3], lambda answer, truth: "right" if answer == "6" else "wrong value")
     assert graded.index.tolist() == [2]
     assert graded.reward.tolist() == [1]
     assert graded.reason.tolist() == ["right"]

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 from rlhelpers import paths
 from rlhelpers.rollouts import Sampling
 from rlhelpers.rollouts.torch_engine import TorchEngine
-from rlhelpers.tasks import get_prompt, load_task
+from rlhelpers.tasks import Grader, get_prompt, load_task
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.tiny_model import Recipe, build_model, checksums, make_tiny, train_tokenizer, write_problems
 
@@ -60,7 +60,7 @@ def test_the_record_is_true():
     rollouts = TorchEngine(model, tokenizer).generate(
         [prompt(p.question) for p in task.validation], Sampling(max_tokens=64, stop=prompt.stop, seed=99)
     )
-    reward_fn = prompt.reward_fn(task.is_right)
+    reward_fn = Grader(prompt, task.judge)
     right = [
         reward_fn(r.completions[0].text, p.answer)["reward"] for r, p in zip(rollouts, task.validation, strict=True)
     ]

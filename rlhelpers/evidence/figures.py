@@ -85,6 +85,37 @@ def diagnostics(metrics: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
+def outcomes(metrics: pd.DataFrame, title: str, most: int = 7) -> Figure:
+    """What became of the responses: the share of each reason for a grade, on training batches and on validation.
+
+    The `most` reasons that are most frequent over the whole run have an area each, the others one together.
+    """
+    with house_style():
+        figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
+        shares = [_shares(metrics, prefix) for prefix in ("reason/", "val_reason/")]
+        frequent = pd.concat(shares).drop(columns="right", errors="ignore").mean().nlargest(most).index
+        for axes, table, what in zip(panels, shares, ("training batch", "validation"), strict=True):
+            axes.set(xlabel="rollout step", title=what, ylim=(0, 1))
+            if table.empty:
+                not_measured(axes)
+                continue
+            shown = table.reindex(columns=["right", *frequent], fill_value=0.0)
+            shown["any other reason"] = 1 - shown.sum(axis=1)
+            colours = [COLOURS[2], *plt.colormaps["cividis_r"].resampled(most + 1)(range(most + 1))]
+            axes.stackplot(shown.index, shown.to_numpy().T, labels=shown.columns, colors=colours, edgecolor="white")
+            step_axis(axes)
+        panels[0].set_ylabel("share of responses")
+        handles, labels = panels[0].get_legend_handles_labels()
+        figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize="small")
+        figure.suptitle(title)
+    return figure
+
+
+def _shares(metrics: pd.DataFrame, prefix: str) -> pd.DataFrame:
+    counts = metrics[[name for name in metrics if name.startswith(prefix)]].dropna(how="all").fillna(0.0)
+    return counts.rename(columns=lambda name: name.removeprefix(prefix)).div(counts.sum(axis=1), axis=0)
+
+
 def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:
     """Write the figure into the run's folder and to the same place under `figures/`; returns both paths."""
     run_folder = Path(run_folder).resolve()

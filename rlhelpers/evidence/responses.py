@@ -3,15 +3,16 @@
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from rlhelpers.tasks.diagnosis import diagnose, is_right_in_substance
-from rlhelpers.tasks.grading import is_equal
+from rlhelpers.tasks.grading import Grader, Judge
+from rlhelpers.tasks.judging import judge_answer, read_truth
 from rlhelpers.tasks.prompts import PROMPTS, get_prompt
+from rlhelpers.tasks.second_opinion import probably_right
 
 REQUIRED = {
     "prompt": f"the prompt's name: {', '.join(PROMPTS)}",
@@ -75,7 +76,7 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(row.get(name), str):
             raise ValueError(f"{name}: got {row[name]!r}" if name in row else f"the field {name} is missing")
     get_prompt(row["prompt"])
-    is_equal("", row["ground_truth"])  # raises for a ground truth that no answer can meet
+    read_truth(row["ground_truth"])
     human = row.get("human")
     verdict = human.get("verdict") if isinstance(human, dict) else human
     if verdict is not None and verdict not in VERDICTS:
@@ -90,18 +91,19 @@ def _accepted() -> str:
     )
 
 
-def grade_responses(table: pd.DataFrame, is_right: Callable[[str, str], bool] = is_equal) -> pd.DataFrame:
-    """The table with four more columns: `reward` (0.0 or 1.0), `category` (one of CATEGORIES), `reason`
-    (`diagnose`), and `in_substance` (`is_right_in_substance`, whatever the grader says)."""
+def grade_responses(table: pd.DataFrame, judge: Judge = judge_answer) -> pd.DataFrame:
+    """The table with five more columns: `reward` (0.0 or 1.0), `category` (one of CATEGORIES), `reason` (one of
+    REASONS), `boxes_agree`, and `in_substance` (`probably_right`, whatever the grader says)."""
     grades = []
     for row in table.itertuples():
-        grade = get_prompt(row.prompt).reward_fn(is_right)(row.response, row.ground_truth)
+        grade = Grader(get_prompt(row.prompt), judge).grade(row.response, row.ground_truth)
         grades.append(
             {
-                "reward": grade["reward"],
-                "category": f"format {grade['format_reward']:.0f}, answer {grade['answer_reward']:.0f}",
-                "reason": diagnose(row.response, row.prompt, row.ground_truth, is_right),
-                "in_substance": is_right_in_substance(row.response, row.ground_truth),
+                "reward": grade.answer,
+                "category": f"format {grade.format:.0f}, answer {grade.answer:.0f}",
+                "reason": grade.reason,
+                "boxes_agree": grade.boxes_agree,
+                "in_substance": probably_right(row.response, row.ground_truth),
             }
         )
     return table.join(pd.DataFrame(grades, index=table.index))

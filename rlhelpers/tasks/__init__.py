@@ -1,16 +1,19 @@
 """What is asked and what counts as right: problems, prompts and graders."""
 
 from rlhelpers.tasks.catalogue import load_task
-from rlhelpers.tasks.grading import question_only_reward_fn, r1_zero_reward_fn
+from rlhelpers.tasks.grading import Grade, Grader, grade, question_only_reward_fn, r1_zero_reward_fn
 from rlhelpers.tasks.problem import Problem, RewardFn, Task
 from rlhelpers.tasks.prompts import Prompt, get_prompt
 
 __all__ = [
+    "Grade",
+    "Grader",
     "Problem",
     "Prompt",
     "RewardFn",
     "Task",
     "get_prompt",
+    "grade",
     "load_task",
     "question_only_reward_fn",
     "r1_zero_reward_fn",

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from rlhelpers import paths
-from rlhelpers.tasks.grading import is_equal
 from rlhelpers.tasks.gsm8k import load_gsm8k, read_problems
 from rlhelpers.tasks.gym import load_gym
+from rlhelpers.tasks.judging import judge_answer
 from rlhelpers.tasks.problem import Problem, Task
 
 
@@ -30,7 +30,7 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
         name,
         _first("n_train_examples", train, n_train_examples, name),
         _first("n_val_examples", validation, n_val_examples, name),
-        is_equal,
+        judge_answer,
     )
 
 

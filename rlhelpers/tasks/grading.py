@@ -1,132 +1,132 @@
-"""What counts as right: from a response to its answer box, and from the box to a verdict.
+"""What a response earns, and why: from the response to its answer box, and from the box to a `Grade`."""
 
-A plain number is decided without algebra; anything else that looks like mathematics goes to math-verify; prose is
-right only where it repeats the ground truth letter by letter.  No text is run as code.
-"""
-
-import logging
-import re
 from collections.abc import Callable
-from fractions import Fraction
+from dataclasses import dataclass
 
-from rlhelpers.tasks.problem import RewardFn
+from rlhelpers.tasks.boxes import CLOSE_TAG, OPEN_TAG, THINK_AND_ANSWER, Boxes
+from rlhelpers.tasks.judging import RIGHT, UNREADABLE, WRONG, judge_answer
+from rlhelpers.tasks.prompts import Prompt, get_prompt
+from rlhelpers.tasks.quantity import MAX_CHARS, read_quantity, tidy
 
-MAX_ANSWER_CHARS = 200  # longer "answers" are prose, and costly to parse
+REASONS = {
+    RIGHT: "the box holds the right answer and nothing else",
+    # Format reward 1, answer reward 0.
+    WRONG: "one number or formula of another value, or with another unit",
+    "sentence in the box": "words with a number among them: `She has 18.`",
+    "equation in the box": "no word, and a sign of equality or inequality: `9 * 2 = 18`",
+    "not computed": "a formula where a number is asked for: `9 * 2`",
+    "several answers": "two numbers or more: `18 or 19`",
+    "no number in the box": "something without a digit",
+    "unfinished formula": "something is missing at its end, or a bracket: `9 *`",
+    UNREADABLE: "anything else that is neither a number nor a formula",
+    "too long": "more than 200 characters, and no word",
+    "timed out": "sympy did not come to an end with it",
+    "empty box": "nothing, or only white space",
+    "box not closed": "the last box is opened and never closed",
+    # Format reward 0.
+    "empty response": "nothing, or only white space",
+    "no </think>": "the reasoning is never closed",
+    "no <answer>": "no answer box is opened",
+    "answer before </think>": "the answer box is opened before the reasoning is closed, and never again",
+    "newline between tags": "a line break, where the format has one space, between `</think>` and `<answer>`",
+    "no single space between tags": "no space or several between `</think>` and `<answer>`",
+    "text between tags": "words between `</think>` and `<answer>`",
+    "no </answer>": "the answer box is never closed",
+    r"no \boxed": "question_only: no box",
+}
+"""Every reason of a `Grade`, and what it means."""
 
-_NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)(/0*[1-9]\d*)?")
-_THOUSANDS = re.compile(r"-?\d{1,3}(,\d{3})+")
-_ARITHMETIC_COMMANDS = re.compile(r"\\([dt]?frac|sqrt|pi|cdot|times|div|left|right|,|;|%)(?![a-zA-Z])")
-_LABEL = re.compile(r"^[a-zA-Z]\s*=\s*")
-_BOX = "\\boxed{"
+Judge = Callable[[str, str], str]
+"""(what the box holds, ground truth) -> "right", or another of REASONS."""
 
 
-def r1_zero_answer(response: str) -> tuple[bool, str | None]:
-    """(format, answer) for the two r1 prompts.
+@dataclass(frozen=True)
+class Grade:
+    """What a response earned.
 
-    The format holds when the response has `</think> <answer>` and, after it, `</answer>`.  The answer is what stands
-    in the last such box; a last box that is never closed holds none.
+    `format`, `answer`: 0.0 or 1.0.  `extracted`: what its last box holds, None where there is none that is closed.
+    `reason`: the first of REASONS that keeps it from its reward, or "right".  `boxes`: how many it opened;
+    `boxes_agree`: whether all that are closed hold the same number or text.  Only the last one counts, so a model that
+    goes on to invent further problems can be paid by luck: look at those that do not agree.
     """
-    opening, closing = "</think> <answer>", "</answer>"
-    if closing not in response.partition(opening)[2]:
-        return False, None
-    answer, closed, _ = response.rpartition(opening)[2].partition(closing)
-    return True, answer if closed else None
+
+    format: float
+    answer: float
+    extracted: str | None
+    reason: str
+    boxes: int
+    boxes_agree: bool
+
+    @property
+    def rewards(self) -> dict[str, float]:
+        """`format_reward`, `answer_reward` and `reward`, which is the answer's: there is no partial credit."""
+        return {"format_reward": self.format, "answer_reward": self.answer, "reward": self.answer}
 
 
-def boxed_answer(response: str) -> tuple[bool, str | None]:
-    r"""(format, answer) for question_only: what stands in the last `\boxed{...}`, braces balanced."""
-    start = response.rfind(_BOX)
-    depth, begin = 1, start + len(_BOX)
-    for end in range(begin, len(response) if start >= 0 else begin):
-        depth += {"{": 1, "}": -1}.get(response[end], 0)
-        if depth == 0:
-            return True, response[begin:end]
-    return False, None
+@dataclass(frozen=True)
+class Grader:
+    """Grades responses to one prompt by a task's verdict on answers; called, it is a reward function."""
+
+    prompt: Prompt
+    judge: Judge = judge_answer
+
+    def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
+        return self.grade(response, ground_truth).rewards
+
+    def grade(self, response: str, ground_truth: str) -> Grade:
+        """Raises ValueError for a ground truth that the judge cannot read, and never for a response."""
+        boxes = self.prompt.find_boxes(response)
+        answer = boxes.last if boxes.has_format else None
+        verdict = self.judge(answer or "", ground_truth)  # in any case: a bad ground truth must not stay unseen
+        if verdict not in REASONS:
+            raise ValueError(f"judge: it gave {verdict!r}; accepted are {', '.join(REASONS)}")
+        if not boxes.has_format:
+            reason = _why_no_format(response, self.prompt)
+        else:
+            reason = "box not closed" if answer is None else verdict
+        right = float(reason == RIGHT)
+        return Grade(float(boxes.has_format), right, boxes.last, reason, boxes.opened, _agree(boxes))
 
 
-def make_reward_fn(find_answer, is_right: Callable[[str, str], bool]) -> RewardFn:
-    """A reward function: format by `find_answer`, verdict by `is_right(answer, ground_truth)`, no partial credit."""
-
-    def reward_fn(response: str, ground_truth: str) -> dict[str, float]:
-        has_format, answer = find_answer(response)
-        right = float(answer is not None and is_right(answer, ground_truth))
-        return {"format_reward": float(has_format), "answer_reward": right, "reward": right}
-
-    return reward_fn
+def grade(response: str, ground_truth: str, prompt: str = "r1_zero") -> Grade:
+    """The grade of a response to the prompt of that name.  Raises ValueError for an unknown prompt, or a ground truth
+    that cannot be read."""
+    return Grader(get_prompt(prompt)).grade(response, ground_truth)
 
 
 def r1_zero_reward_fn(response: str, ground_truth: str) -> dict[str, float]:
     """`format_reward`, `answer_reward` and `reward` (0.0 or 1.0) of a response to an r1 prompt."""
-    return make_reward_fn(r1_zero_answer, is_equal)(response, ground_truth)
+    return grade(response, ground_truth, "r1_zero").rewards
 
 
 def question_only_reward_fn(response: str, ground_truth: str) -> dict[str, float]:
     """`format_reward`, `answer_reward` and `reward` (0.0 or 1.0) of a response to the question_only prompt."""
-    return make_reward_fn(boxed_answer, is_equal)(response, ground_truth)
+    return grade(response, ground_truth, "question_only").rewards
 
 
-def is_equal(answer: str, ground_truth: str) -> bool:
-    """Whether an answer has the value of the ground truth.
-
-    Never raises on any answer.  Raises ValueError on a ground truth that holds nothing, or far too much.
-    """
-    answer, truth = _clean(answer), _clean(ground_truth or "")
-    if not truth or len(truth) > MAX_ANSWER_CHARS:
-        accepted = f"an answer of 1 to {MAX_ANSWER_CHARS} characters"
-        raise ValueError(f"ground_truth: got {str(ground_truth)[:80]!r}; accepted is {accepted}")
-    if not answer or len(answer) > MAX_ANSWER_CHARS:
-        return False
-    number, true_number = plain_number(answer), plain_number(truth)
-    if number is not None and true_number is not None:
-        return number == true_number
-    return answer == truth or (_is_short_mathematics(answer) and _equal_by_algebra(answer, truth))
+def _agree(boxes: Boxes) -> bool:
+    *others, last = [tidy(content[:MAX_CHARS]) for content in boxes.contents] or [""]
+    return all(_are_same(other, last) for other in others)
 
 
-def plain_number(text: str) -> Fraction | None:
-    """The exact value of `18`, `-3`, `1,800`, `18.50`, `3/4`; None for anything else."""
-    if _THOUSANDS.fullmatch(text.partition(".")[0]):
-        text = text.replace(",", "")
-    if not text.isascii() or not _NUMBER.fullmatch(text):
-        return None
-    numerator, _, denominator = text.partition("/")
-    return Fraction(numerator) / Fraction(denominator or 1)
+def _are_same(text: str, other: str) -> bool:
+    quantity, other_quantity = read_quantity(text), read_quantity(other)
+    return quantity.equals(other_quantity) if quantity and other_quantity else text == other
 
 
-def _clean(text: str) -> str:
-    """Without surrounding space, a label such as `x =`, dollar signs, a percent sign and a final full stop."""
-    text = _LABEL.sub("", text.strip().removesuffix(".").removeprefix("\\$").strip("$ \t\n"))
-    return text.strip("$ ").removesuffix("%").removesuffix("\\").strip()
-
-
-def _is_short_mathematics(text: str) -> bool:
-    """Whether algebra may look at it: nothing but mathematics, finished, and nothing that blows up.
-
-    Bombs are factorials and their like, towers of powers, huge numbers, high powers of symbols and long products of
-    sums.  So only the LaTeX commands of plain arithmetic are let through, no `!` and no second equation, at most two
-    letters and four brackets, no number of more than fifteen digits, and at most one power, with at most four digits
-    after it, beside a letter at most one.
-    """
-    plain = _ARITHMETIC_COMMANDS.sub(" ", text)
-    letters = set(re.findall(r"[^\W\d_]", plain))
-    powers = re.split(r"\^|\*\*", plain)
-    high_power = r"\d{2}" if letters else r"\d{5}"
-    return (
-        plain.isprintable()
-        and not re.search(r"[\\!=]|[^\W\d_]{2}|\d{16}|[-+*/^,(\[{]$", plain)
-        and len(letters) <= 2
-        and sum(map(plain.count, "([")) <= 4
-        and len(powers) <= 2
-        and not re.search(high_power, "".join(powers[1:]))
-    )
-
-
-def _equal_by_algebra(answer: str, truth: str) -> bool:
-    from math_verify import parse, verify  # here, because it brings sympy and most answers are plain numbers
-
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    # math-verify's own time limits need the main thread's signals; `_is_short_mathematics` bounds the work instead.
-    try:
-        gold, guess = (parse(f"${text}$", parsing_timeout=None) for text in (truth, answer))
-        return bool(gold and guess) and verify(gold, guess, timeout_seconds=None)
-    except Exception:  # an answer that nobody can parse is not right, and must not end a run
-        return False
+def _why_no_format(response: str, prompt: Prompt) -> str:
+    if not response.strip():
+        return "empty response"
+    if prompt.name == "question_only":
+        return "box not closed" if prompt.find_boxes(response).opened else r"no \boxed"
+    for tag in ("</think>", OPEN_TAG):
+        if tag not in response:
+            return f"no {tag}"
+    if THINK_AND_ANSWER in response:
+        return f"no {CLOSE_TAG}"
+    between, opened, _ = response.partition("</think>")[2].partition(OPEN_TAG)
+    if not opened:
+        return "answer before </think>"
+    if between.strip():
+        return "text between tags"
+    return "newline between tags" if "\n" in between else "no single space between tags"

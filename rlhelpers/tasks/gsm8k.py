@@ -3,12 +3,11 @@
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from rlhelpers import paths
-from rlhelpers.tasks.grading import MAX_ANSWER_CHARS
+from rlhelpers.tasks.judging import read_truth
 from rlhelpers.tasks.problem import Problem
 
 MARK = "####"
@@ -58,11 +57,12 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def final_answer(solution: str) -> str:
-    """The ground truth: what follows the last `####`, stripped."""
-    answer = solution.rpartition(MARK)[2].strip()
-    if MARK not in solution or not re.search(r"\w", answer) or len(answer) > MAX_ANSWER_CHARS:
-        raise ValueError(f"no answer of 1 to {MAX_ANSWER_CHARS} characters after {MARK} in {solution[-60:]!r}")
-    return answer
+    """The ground truth: what follows the last `####`, stripped.  Raises ValueError where it is nothing to grade by."""
+    _, mark, answer = solution.rpartition(MARK)
+    if not mark:
+        raise ValueError(f"no {MARK} in {solution[-60:]!r}")
+    read_truth(answer.strip())
+    return answer.strip()
 
 
 def fetch_gsm8k(folder: Path = paths.GSM8K) -> None:

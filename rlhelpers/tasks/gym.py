@@ -1,5 +1,6 @@
 """The data sets of reasoning-gym as tasks, each graded by its own verifier."""
 
+from rlhelpers.tasks.judging import RIGHT, UNREADABLE, WRONG
 from rlhelpers.tasks.problem import Problem, Task
 
 TRAIN_SEED, VALIDATION_SEED = 1, 2
@@ -42,13 +43,14 @@ def load_gym(name: str, n_train: int, n_validation: int) -> Task:
     train = _draw(reasoning_gym, name, TRAIN_SEED, n_train, "n_train_examples", seen)
     verifier = reasoning_gym.create_dataset(name, size=1, seed=0)
 
-    def is_right(answer: str, truth: GymAnswer) -> bool:
+    def judge(answer: str, truth: GymAnswer) -> str:
         try:
-            return verifier.score_answer(answer.strip(), truth.entry) == 1
+            right = verifier.score_answer(answer.strip(), truth.entry) == 1
         except Exception:  # some verifiers raise on text that is not of their form; it is not right, and no more
-            return False
+            return UNREADABLE
+        return RIGHT if right else WRONG
 
-    return Task(f"gym/{name}", train, validation, is_right)
+    return Task(f"gym/{name}", train, validation, judge)
 
 
 def _draw(reasoning_gym, name: str, seed: int, count: int, field: str, seen: set[str]) -> list[Problem]:

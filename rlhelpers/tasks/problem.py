@@ -17,9 +17,10 @@ class Problem:
 
 @dataclass(frozen=True)
 class Task:
-    """Problems to train on and to validate on, and `is_right(answer, ground_truth)` for what stands in the box."""
+    """Problems to train on and to validate on, and `judge(answer, ground_truth)`, which gives "right" or why what
+    the box holds is not (grading.REASONS)."""
 
     name: str
     train: list[Problem]
     validation: list[Problem]
-    is_right: Callable[[str, str], bool]
+    judge: Callable[[str, str], str]

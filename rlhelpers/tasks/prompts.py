@@ -9,8 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhelpers.tasks.grading import boxed_answer, make_reward_fn, r1_zero_answer
-from rlhelpers.tasks.problem import RewardFn
+from rlhelpers.tasks.boxes import Boxes, find_boxes, find_tags
 
 TEMPLATES = Path(__file__).parent / "templates"
 SLOT = "{question}"
@@ -18,35 +17,31 @@ SLOT = "{question}"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A template, the string at which sampling stops (`None`: only at the end-of-text token), and how the answer is
-    found in a response: `find_answer(response) -> (format, answer or None)`."""
+    """A template, the string at which sampling stops (`None`: only at the end-of-text token), and where a
+    response holds its answer."""
 
     name: str
     template: str
     stop: str | None
-    find_answer: Callable[[str], tuple[bool, str | None]]
+    find_boxes: Callable[[str], Boxes]
 
     def __call__(self, question: str) -> str:
         """Put the question into the template.  Braces elsewhere, in template or question, are kept as they are."""
         return self.template.replace(SLOT, question)
 
-    def reward_fn(self, is_right: Callable[[str, str], bool]) -> RewardFn:
-        """The reward of a response to this prompt, by a task's verdict on the answer."""
-        return make_reward_fn(self.find_answer, is_right)
 
-
-def _prompt(name: str, stop: str | None, find_answer) -> Prompt:
+def _prompt(name: str, stop: str | None, find) -> Prompt:
     # The final newline belongs to the file, not to the prompt: a model continues right after "<think>".
     template = (TEMPLATES / f"{name}.txt").read_text(encoding="utf-8").rstrip("\n")
-    return Prompt(name, template, stop, find_answer)
+    return Prompt(name, template, stop, find)
 
 
 PROMPTS = {
     prompt.name: prompt
     for prompt in (
-        _prompt("r1_zero", "</answer>", r1_zero_answer),
-        _prompt("r1_zero_three_shot", "</answer>", r1_zero_answer),
-        _prompt("question_only", None, boxed_answer),
+        _prompt("r1_zero", "</answer>", find_tags),
+        _prompt("r1_zero_three_shot", "</answer>", find_tags),
+        _prompt("question_only", None, find_boxes),
     )
 }
 

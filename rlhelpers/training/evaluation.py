@@ -1,33 +1,30 @@
 """How well a policy does on problems it is not trained on."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from rlhelpers.kernels import compute_rollout_rewards
 from rlhelpers.rollouts import Completion, Rollout, RolloutEngine, Sampling
-from rlhelpers.tasks import Problem, Prompt, RewardFn
+from rlhelpers.tasks import Grader, Problem
 
 Sample = tuple[Problem, Rollout, Completion]
 
 
 def evaluate(
-    engine: RolloutEngine, problems: Sequence[Problem], prompt: Prompt, reward_fn: RewardFn, sampling: Sampling
+    engine: RolloutEngine, problems: Sequence[Problem], grader: Grader, sampling: Sampling
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Sample and grade every problem.  Returns the metrics, named `val_...`, and one row for each response."""
-    samples = flatten(problems, engine.generate([prompt(problem.question) for problem in problems], sampling))
-    rewards, grades = compute_rollout_rewards(
-        reward_fn,
-        [completion.text for _, _, completion in samples],
-        [problem.answer for problem, _, _ in samples],
-    )
+    prompts = [grader.prompt(problem.question) for problem in problems]
+    samples = flatten(problems, engine.generate(prompts, sampling))
+    rows = rows_to_read(samples, grader)
     metrics = {
-        "val_reward": grades["mean_reward"],
-        "val_format_reward": grades["mean_format_reward"],
+        "val_reward": fmean(row["reward"] for row in rows),
+        "val_format_reward": fmean(row["format_reward"] for row in rows),
         "val_response_length": fmean(len(completion.token_ids) for _, _, completion in samples),
         "val_truncated_fraction": truncated_fraction(samples),
     }
-    return metrics, rows_to_read(samples, rewards.tolist(), grades["format_rewards"].tolist())
+    return metrics | reason_counts(rows, "val_"), rows
 
 
 def flatten(problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[Sample]:
@@ -40,17 +37,29 @@ def truncated_fraction(samples: Sequence[Sample]) -> float:
     return fmean(completion.finish_reason == "length" for _, _, completion in samples)
 
 
-def rows_to_read(samples: Sequence[Sample], rewards: Sequence[float], formats: Sequence[float]) -> list[dict[str, Any]]:
-    """Responses as rows for people: question, ground truth, response, verdict."""
-    return [
-        {
-            "question": problem.question,
-            "ground_truth": problem.answer,
-            "response": completion.text,
-            "finish_reason": completion.finish_reason,
-            "tokens": len(completion.token_ids),
-            "reward": reward,
-            "format_reward": format_reward,
-        }
-        for (problem, _, completion), reward, format_reward in zip(samples, rewards, formats, strict=True)
-    ]
+def rows_to_read(samples: Sequence[Sample], grader: Grader) -> list[dict[str, Any]]:
+    """Responses as rows for people: question, ground truth, response, verdict and why."""
+    return [_row(*sample, grader) for sample in samples]
+
+
+def _row(problem: Problem, _: Rollout, completion: Completion, grader: Grader) -> dict[str, Any]:
+    grade = grader.grade(completion.text, problem.answer)
+    return {
+        "question": problem.question,
+        "ground_truth": problem.answer,
+        "response": completion.text,
+        "finish_reason": completion.finish_reason,
+        "tokens": len(completion.token_ids),
+        "reward": grade.answer,
+        "format_reward": grade.format,
+        "reason": grade.reason,
+        "boxes_agree": grade.boxes_agree,
+    }
+
+
+def reason_counts(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, int]:
+    """How many responses have each reason (`reason/no </think>`; those that none has are left out), and how many
+    hold several answers that do not agree."""
+    counts = Counter(row["reason"] for row in rows)
+    disagree = sum(not row["boxes_agree"] for row in rows)
+    return {f"{prefix}reason/{reason}": n for reason, n in counts.items()} | {f"{prefix}boxes_disagree": disagree}

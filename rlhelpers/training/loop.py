@@ -14,10 +14,10 @@ import torch
 from rlhelpers.kernels.advantages import reward_statistics
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
-from rlhelpers.tasks import Problem, Task, get_prompt, load_task
+from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training import components
 from rlhelpers.training.config import RunConfig
-from rlhelpers.training.evaluation import Sample, evaluate, flatten, rows_to_read, truncated_fraction
+from rlhelpers.training.evaluation import Sample, evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
@@ -61,7 +61,7 @@ class Run:
         with_weights = config.estimator.engine_ratio_cap is not None
         self.train_step = components.load_train_step(config.components, with_weights)
         self.prompt = get_prompt(config.prompt)
-        self.reward_fn = self.prompt.reward_fn(task.is_right)
+        self.grader = Grader(self.prompt, task.judge)
         self.train_problems, self.too_long = self._that_fit(task.train)
         self.val_problems, val_too_long = self._that_fit(task.validation)
         self.too_long += val_too_long
@@ -129,16 +129,19 @@ class Run:
         seconds += self._wait_for_next_batch()
         trained = time.perf_counter()
         self.sampler.sync()
-        rewards = torch.cat([update.pop("rewards") for update in updates])
-        formats = torch.cat([update.pop("format_rewards") for update in updates])
+        synced = time.perf_counter()
+        rewards, formats = (torch.cat([update.pop(name) for update in updates]) for name in components.PER_RESPONSE)
+        given = zip(rewards.tolist(), formats.tolist(), strict=True)
+        rows = rows_to_read(samples, self.grader)
+        rows = [row | {"reward": r, "format_reward": f} for row, (r, f) in zip(rows, given, strict=True)]
         metrics = _means(updates) | reward_statistics(rewards.reshape(-1, config.group_size)) | mismatch(scores)
         metrics |= {
             "truncated_fraction": truncated_fraction(samples),
             "seconds_sampling": seconds,
             "seconds_training": trained - started - seconds,
-            "seconds_syncing": time.perf_counter() - trained,
+            "seconds_syncing": synced - trained,
         }
-        return metrics, rows_to_read(samples, rewards.tolist(), formats.tolist())
+        return metrics | reason_counts(rows), rows
 
     def _sample(self, step: int) -> tuple[list[Problem], list[Rollout]]:
         """The step's problems and rollouts.  With rollouts_ahead the next step's are then under way."""
@@ -169,7 +172,7 @@ class Run:
     def validate(self, step: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Sample each validation problem once, as in training."""
         sampling = self._sampling("validation", step, n=1)
-        return evaluate(self.sampler, self.val_problems, self.prompt, self.reward_fn, sampling)
+        return evaluate(self.sampler, self.val_problems, self.grader, sampling)
 
     def _update(self, batch: Sequence[Sample], scores: Scores) -> dict[str, Any]:
         config = self.config
@@ -181,7 +184,7 @@ class Run:
             self.optimizer,
             config.gradient_accumulation_steps,
             config.max_grad_norm,
-            self.reward_fn,
+            self.grader,
             [rollout.prompt for _, rollout, _ in batch],
             [completion.text for _, _, completion in batch],
             [problem.answer for problem, _, _ in batch],

@@ -26,7 +26,7 @@ from rlhelpers import paths
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.tasks import Problem
 from rlhelpers.tasks.corpus import draw_document
-from rlhelpers.tasks.grading import is_equal
+from rlhelpers.tasks.grading import Grader
 from rlhelpers.tasks.gsm8k import jsonl_text, read_problems
 from rlhelpers.tasks.prompts import PROMPTS
 from rlhelpers.tasks.stories import draw_problems
@@ -194,7 +194,7 @@ def score(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems:
     engine, scores = TorchEngine(model, tokenizer), {}
     for name, prompt in PROMPTS.items():
         sampling = Sampling(max_tokens=64, stop=prompt.stop)
-        metrics, _ = evaluate(engine, problems, prompt, prompt.reward_fn(is_equal), sampling)
+        metrics, _ = evaluate(engine, problems, Grader(prompt), sampling)
         scores[name] = {"format": metrics["val_format_reward"], "accuracy": metrics["val_reward"]}
     return scores
 

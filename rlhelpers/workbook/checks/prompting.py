@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from rlhelpers.tasks.diagnosis import last_number
-from rlhelpers.tasks.grading import plain_number, r1_zero_answer
+from rlhelpers.tasks.boxes import find_tags
+from rlhelpers.tasks.second_opinion import probably_right
 from rlhelpers.workbook.checks.exercise import Exercise, Property
 
 RIGHT = " 2+3=5 </think> <answer> 5 </answer>"
@@ -21,7 +21,7 @@ def _tags_in_order(response: str) -> bool:
 
 has_format = Exercise(
     "has_format",
-    lambda response: r1_zero_answer(response)[0],
+    lambda response: find_tags(response).has_format,
     (
         Property(
             "the format needs all three tags",
@@ -113,10 +113,6 @@ count_categories = Exercise(
 )
 
 
-def _in_substance(text: str, ground_truth: str) -> bool:
-    return last_number(text) == plain_number(ground_truth)
-
-
 def _statements(*pairs: tuple[str, str]) -> Callable[[], list[dict[str, Any]]]:
     return lambda: [{"text": text, "ground_truth": truth} for text, truth in pairs]
 
@@ -131,7 +127,7 @@ def _by_letters(text: str, ground_truth: str) -> bool:
 
 in_substance = Exercise(
     "in_substance",
-    _in_substance,
+    lambda text, ground_truth: probably_right(text, ground_truth),
     (
         Property("the answer at the end of a sentence counts", _statements(("18", "18"), ("So it is 18.", "18"))),
         Property(

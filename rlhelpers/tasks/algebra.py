@@ -1,0 +1,150 @@
+"""Whether two short formulas are equal, decided by sympy in a process of its own that can be killed.
+
+A formula can keep sympy busy for ever, or ask for more memory than there is, so the process that asks never
+parses one.  The other process reads a pair a line and answers a word a line.  When a pair takes too long, a watchdog
+thread of it ends it, and the next question starts another.  Neither signals nor alarms of the asking process are used,
+so it may ask from any thread and in a notebook.
+"""
+
+import faulthandler
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import threading
+from functools import lru_cache
+
+TIME_LIMIT = 2.0  # seconds for one pair
+MEMORY_LIMIT = 512 * 2**20  # bytes of address space, where the system has such a limit (Linux)
+
+EQUAL, DIFFERENT, UNREADABLE, TIMED_OUT = "equal", "different", "unreadable", "timed out"
+
+
+@lru_cache(maxsize=10_000)
+def compare(answer: str, truth: str, time_limit: float = TIME_LIMIT) -> str:
+    """EQUAL, DIFFERENT, UNREADABLE (no formula, or one that sympy failed at) or TIMED_OUT (or the process died).
+
+    `time_limit`: seconds of wall clock.  The start of the process, about a second, comes before the first pair and
+    after one that timed out.  Threads wait for one another.  Raises ValueError for a limit that is not positive.
+    """
+    if not 0 < time_limit < math.inf:
+        raise ValueError(f"time_limit: got {time_limit!r}; accepted is a positive number of seconds")
+    return _process_of(os.getpid()).ask(answer, truth, time_limit)
+
+
+@lru_cache(maxsize=1)
+def _process_of(pid: int) -> "_Algebra":
+    """One for each process: a fork must not talk into its parent's pipe."""
+    return _Algebra()
+
+
+class _Algebra:
+    """The asking side."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._process = None
+
+    def ask(self, answer: str, truth: str, time_limit: float) -> str:
+        with self._lock:
+            try:
+                self._process = self._process or _start()
+                self._process.stdin.write(json.dumps([answer, truth, time_limit]) + "\n")
+                self._process.stdin.flush()
+                verdict = self._process.stdout.readline().strip()
+            except OSError:  # it was killed from outside
+                verdict = ""
+            except BaseException:  # an interrupt: its answer must not be taken for that to the next question
+                self._end()
+                raise
+            if not verdict:
+                self._end()
+            return verdict or TIMED_OUT
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _start() -> subprocess.Popen:
+    # By its path and with -P: nothing in the working directory can stand in for a module that it imports.
+    return subprocess.Popen(
+        [sys.executable, "-P", __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        encoding="utf-8",
+    )
+
+
+def _serve() -> None:
+    """The answering side: until the asking side closes its pipe, or is gone."""
+    import logging
+    import signal
+
+    import math_verify  # noqa: F401, imported before a clock runs
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
+    logging.disable(logging.CRITICAL)
+    _limit_memory()
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    sys.stdout = sys.stderr  # whatever a library prints is no answer
+    for line in sys.stdin:
+        answer, truth, time_limit = json.loads(line)
+        faulthandler.dump_traceback_later(time_limit, exit=True)
+        verdict = _compare(answer, truth)
+        faulthandler.cancel_dump_traceback_later()
+        print(verdict, file=answers, flush=True)
+
+
+def _limit_memory() -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
+    except (ImportError, ValueError, OSError):  # Windows has none; macOS does not keep to it
+        pass
+
+
+def _compare(answer: str, truth: str) -> str:
+    try:
+        formulas = [_read(text) for text in (truth, answer)]
+        return EQUAL if _are_equal(*formulas) else DIFFERENT
+    except Exception:  # sympy and its parsers raise nearly everything, MemoryError too
+        return UNREADABLE
+
+
+def _read(text: str):
+    from math_verify import LatexExtractionConfig, parse
+
+    latex = re.sub(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|ln|log|exp)(?![a-zA-Z])", r"\\\1 ", text)
+    formula, *_ = parse(f"${latex}$", [LatexExtractionConfig()], parsing_timeout=None)
+    if isinstance(formula, str):
+        raise ValueError(text)
+    return formula
+
+
+def _are_equal(truth, answer) -> bool:
+    """Terms exactly: 1/3 is not 0.333333.  The rest, such as intervals and tuples, by math-verify."""
+    from math_verify import verify
+    from sympy import Expr
+
+    if isinstance(truth, Expr) and isinstance(answer, Expr):
+        return bool(_exact(truth).equals(_exact(answer)))
+    return verify(truth, answer, timeout_seconds=None)
+
+
+def _exact(term):
+    """The term with every decimal as the fraction that it is."""
+    from sympy import Float, Rational
+
+    return term.xreplace({decimal: Rational(str(decimal)) for decimal in term.atoms(Float)})
+
+
+if __name__ == "__main__":
+    _serve()

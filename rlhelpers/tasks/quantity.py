@@ -1,0 +1,116 @@
+r"""A number as people and models write it, with or without a unit, read exactly.
+
+`18`, `$1,800.00`, `1 800`, `-3/4`, `2 1/2`, `\frac{1}{2}`, `18 dollars`, `**18**`, `x = 18`, `35%`.
+"""
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+MAX_CHARS = 200  # a longer "number" is prose, or a trap
+
+# One spelling for one sign: full-width characters, minus signs, spaces.  Currency is dropped: $18 is 18.
+_ONE_SIGN = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
+_ONE_SIGN |= dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000€£¥₹¢"), " ")
+_ONE_SIGN |= str.maketrans({"\u2212": "-", "×": "*", "÷": "/", "π": r"\pi "})
+_VULGAR_FRACTION = re.compile("[¼-¾⅐-⅞]")
+_SPACES = re.compile(r"\\\\(?![a-zA-Z])|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|~|\\?\$")
+_STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed)\s*\{([^{}]*)\}")
+_WRAPPED = re.compile(r"(\*\*|[*`\"'])(.*)\1|\\\((.*)\\\)|\\\[(.*)\\\]|\{([^{}]*)\}|\(([^(),]*)\)", re.DOTALL)
+_LABEL = re.compile(r"^[a-zA-Z]{1,2}\s*=(?!=)\s*")
+
+_FRACTION_COMMAND = re.compile(r"\\[dt]?frac\s*(?:\{([-\d.,\s]*)\}|(\d))\s*(?:\{([\d.,\s]*)\}|(\d))")
+_DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:\ [0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+_QUANTITY = re.compile(
+    rf"(?P<sign>[-+]?)\s*(?:(?P<whole>[0-9]+)\s+(?=[0-9]+\s*/))?(?P<top>{_DECIMAL})"
+    rf"(?:\s*/\s*(?P<bottom>{_DECIMAL}))?(?P<unit>.*)",
+    re.DOTALL,
+)
+_UNIT = re.compile(r"°?[^\W\d_]+[.'’]?(?:[ /&-]+[^\W\d_]+[.'’]?){0,2}|°|%")
+_PERCENT = re.compile(r"%|per\s?cent", re.IGNORECASE)
+# `5 m` is five metres, but `5 x` is a product.
+_ONE_LETTER_UNITS = frozenset("mgslhLCFKWVAN")
+# After these the number is not the whole answer: 18 and a half, 2 or three, 3 million, 2 pi.
+_NO_UNIT = re.compile(
+    r"\b(?:or|not|no|isn|is|wrong|incorrect|plus|minus|times|over|point|squared|cubed|pi|sqrt|half|halves|thirds?"
+    r"|quarters?|fourths?|fifths?|tenths?|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
+    r"|thirty|forty|fifty|hundred|thousand|million|billion|trillion)\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """An exact value and its unit: words in lower case, "%", or "" for a bare number."""
+
+    value: Fraction
+    unit: str = ""
+
+    def equals(self, other: "Quantity") -> bool:
+        """The same value, and no two different units; a number without a unit has any.  So 18% is 18, not 0.18."""
+        return self.value == other.value and (self.unit == other.unit or not self.unit or not other.unit)
+
+
+def tidy(text: str) -> str:
+    r"""The text without what surrounds an answer and is no part of it: space, `$`, bold, quotes, `\text{}`, a label
+    such as `x =`, a final full stop, a stray closing bracket."""
+    if not text.isascii():
+        text = text.translate(_ONE_SIGN)
+        text = _VULGAR_FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]).replace("⁄", "/"), text)
+        text = re.sub(r"^\s*–", "-", text)  # a dash elsewhere may be a range
+    text = _SPACES.sub(" ", text).replace("{,}", ",").replace(r"\%", "%")
+    return _peel(_LABEL.sub("", _peel(text), count=1))
+
+
+def _peel(text: str) -> str:
+    peeled = _without_outer_layer(text)
+    while peeled != text:
+        text, peeled = peeled, _without_outer_layer(peeled)
+    return text
+
+
+def _without_outer_layer(text: str) -> str:
+    text = _STYLED.sub(r"\1", text).strip()
+    if match := _WRAPPED.fullmatch(text):
+        return next(part for part in match.groups()[1:] if part is not None)
+    stray = {"]": "[", ")": "("}.get(text[-1:])
+    return text[:-1] if text.endswith(".") or (stray and stray not in text) else text
+
+
+def read_quantity(text: str) -> Quantity | None:
+    """The quantity that a tidy text is; None for anything more, or anything else."""
+    return _read(text) if len(text) <= MAX_CHARS else None
+
+
+@lru_cache(maxsize=10_000)
+def _read(text: str) -> Quantity | None:
+    match = _QUANTITY.fullmatch(_FRACTION_COMMAND.sub(r" \1\2/\3\4", text).strip())
+    if match is None:
+        return None
+    unit = _read_unit(match["unit"])
+    top, bottom = _exact(match["top"]), _exact(match["bottom"] or "1")
+    if unit is None or not bottom:
+        return None
+    value = Fraction(match["whole"] or 0) + top / bottom
+    return Quantity(-value if match["sign"] == "-" else value, unit)
+
+
+def _exact(decimal: str) -> Fraction:
+    return Fraction(decimal.replace(",", "").replace(" ", ""))
+
+
+def _read_unit(text: str) -> str | None:
+    """At most three words that can be a unit; None where the text after a number is no unit."""
+    unit = text.strip()
+    if not unit:
+        return ""
+    if _PERCENT.fullmatch(unit):
+        return "%"
+    if not _UNIT.fullmatch(unit) or _NO_UNIT.search(unit):
+        return None
+    if len(unit) == 1 and unit.isalpha() and (unit not in _ONE_LETTER_UNITS or text == unit):
+        return None
+    name = " ".join(re.findall(r"[^\W\d_]+", unit)).lower() or unit
+    return name.removesuffix("s") if len(name) > 3 else name
