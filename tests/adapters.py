@@ -1,6 +1,7 @@
 """Hooks for the tests of Stanford CS336 (spring 2026), assignment 5.
 
-In a copy of the course's repository, replace its tests/adapters.py by this file and run its tests/test_grpo.py and tests/test_metrics.py.
+In a copy of the course's repository, replace its tests/adapters.py by this file and run its tests/test_grpo.py and
+tests/test_metrics.py.
 The hooks of test_data and test_dpo come with the supplement.
 """
 

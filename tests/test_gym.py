@@ -27,8 +27,7 @@ def test_the_box_of_question_only():
     task = load_task("gym/chain_sum", 4, 4)
     problem = task.train[0]
     assert (
-        Grader(get_prompt("question_only"), task.judge)(f"\\boxed{{{problem.answer}}}", problem.answer)["reward"]
-        == 1
+        Grader(get_prompt("question_only"), task.judge)(f"\\boxed{{{problem.answer}}}", problem.answer)["reward"] == 1
     )
 
 
