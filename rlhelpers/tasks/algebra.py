@@ -120,10 +120,18 @@ def _compare(answer: str, truth: str) -> str:
 
 
 def _read(text: str):
-    from math_verify import LatexExtractionConfig, parse
+    """The formula of a text, by math-verify's parser of LaTeX: without its search, which leaves out what it does not
+    understand, and with `2(3)` written out, which it would take for the mixed number 2 + 3."""
+    from latex2sympy2_extended import NormalizationConfig, latex2sympy
+    from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-    latex = re.sub(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|ln|log|exp)(?![a-zA-Z])", r"\\\1 ", text)
-    formula, *_ = parse(f"${latex}$", [LatexExtractionConfig()], parsing_timeout=None)
+    latex = re.sub(r"(?<![\\a-zA-Z])(sqrt|pi|sin|cos|tan|ln|log|exp)(?![a-zA-Z])", r"\\\1 ", text)
+    latex = re.sub(r"(?<=[0-9])\s*\(", "*(", latex.replace("**", "^"))
+    formula = latex2sympy(
+        latex,
+        normalization_config=NormalizationConfig(basic_latex=True, malformed_operators=True),
+        conversion_config=ConversionConfig(interpret_as_mixed_fractions=False, lowercase_symbols=False),
+    )
     if isinstance(formula, str):
         raise ValueError(text)
     return formula

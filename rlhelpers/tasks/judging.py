@@ -68,7 +68,7 @@ def is_formula(text: str) -> bool:
     """Whether sympy may look at it: a finished formula and no word, and nothing that is known to blow up.
 
     The process that computes it can be killed, but each bomb would cost its whole time limit.  So there is no `!` and
-    no `=`, at most three letters and four brackets, no number of more than fifteen digits, no power of a power, and
+    no `=`, no two numbers side by side, at most three letters and four brackets, no number of more than fifteen digits, no power of a power, and
     no exponent of more than four digits, or of more than one beside a letter.
     """
     plain = _COMMAND.sub(" ", text)
@@ -77,7 +77,7 @@ def is_formula(text: str) -> bool:
     return (
         bool(_FORMULA.fullmatch(plain))
         and not is_unfinished(text)
-        and not re.search(r"[a-zA-Z]{2}|[0-9]{16}", plain)
+        and not re.search(r"[a-zA-Z]{2}|[0-9]{16}|[0-9}]\s+[0-9]", plain)
         and not re.search(r"(?:\^|\*\*)\s*[({]*\s*-?[\w.]+\s*[)}]*\s*(?:\^|\*\*)", plain)
         and not re.search(r"[0-9]{2}" if letters else r"[0-9]{5}", exponents)
         and len(letters) <= 3

@@ -34,7 +34,7 @@ _PERCENT = re.compile(r"%|per\s?cent", re.IGNORECASE)
 _ONE_LETTER_UNITS = frozenset("mgslhLCFKWVAN")
 # After these the number is not the whole answer: 18 and a half, 2 or three, 3 million, 2 pi.
 _NO_UNIT = re.compile(
-    r"\b(?:or|not|no|isn|is|wrong|incorrect|plus|minus|times|over|point|squared|cubed|pi|sqrt|half|halves|thirds?"
+    r"\b(?:or|not|no|isn|is|wrong|incorrect|plus|minus|times|over|point|squared|cubed|pi|sqrt|ln|log|exp|sin|cos|tan|mod|nan|inf|infinity|half|halves|thirds?"
     r"|quarters?|fourths?|fifths?|tenths?|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
     r"|thirty|forty|fifty|hundred|thousand|million|billion|trillion)\b",
     re.IGNORECASE,
