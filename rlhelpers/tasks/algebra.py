@@ -125,7 +125,7 @@ def _read(text: str):
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
-    latex = re.sub(r"(?<![\\a-zA-Z])(sqrt|pi|sin|cos|tan|ln|log|exp)(?![a-zA-Z])", r"\\\1 ", text)
+    latex = re.sub(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|ln|log|exp)(?![a-zA-Z])", r"\\\1 ", text)
     latex = re.sub(r"(?<=[0-9])\s*\(", "*(", latex.replace("**", "^"))
     formula = latex2sympy(
         latex,

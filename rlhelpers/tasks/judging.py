@@ -9,7 +9,7 @@ from rlhelpers.tasks.quantity import MAX_CHARS, read_quantity, tidy
 RIGHT, WRONG, UNREADABLE = "right", "wrong value", algebra.UNREADABLE
 
 _COMMAND = re.compile(
-    r"\\(?:[dt]?frac|sqrt|pi|infty|cup|cap|cdot|times|div|left|right|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
+    r"\\[{}]|\\(?:[dt]?frac|sqrt|pi|infty|cup|cap|cdot|times|div|left|right|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
     r"|(?<![a-zA-Z\\])(?:sqrt|pi|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
 )
 _UNFINISHED = re.compile(r"[-+*/^,=(\[{]$|\\[dt]?frac(?!\s*(?:\{|[0-9]\s*[0-9{]))|\\sqrt(?!\s*[{\[0-9a-zA-Z\\])")
@@ -68,8 +68,8 @@ def is_formula(text: str) -> bool:
     """Whether sympy may look at it: a finished formula and no word, and nothing that is known to blow up.
 
     The process that computes it can be killed, but each bomb would cost its whole time limit.  So there is no `!` and
-    no `=`, no two numbers side by side, at most three letters and four brackets, no number of more than fifteen digits, no power of a power, and
-    no exponent of more than four digits, or of more than one beside a letter.
+    no `=`, no two numbers side by side, at most three letters and four brackets, no number of more than fifteen
+    digits, no power of a power, and no exponent of more than four digits, or of more than one beside a letter.
     """
     plain = _COMMAND.sub(" ", text)
     letters = set(re.findall("[a-zA-Z]", plain))
