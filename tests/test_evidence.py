@@ -1,12 +1,25 @@
 """Run folders as tables, and their pictures."""
 
 import json
+from itertools import pairwise
 
+import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 
 from rlhelpers import paths
-from rlhelpers.evidence.figures import DIAGNOSTICS, METRICS, diagnostics, learning_curves, save_figure, save_for_writeup
+from rlhelpers.evidence.figures import (
+    DIAGNOSTICS,
+    METRICS,
+    OTHERS,
+    diagnostics,
+    learning_curves,
+    outcomes,
+    save_figure,
+    save_for_writeup,
+)
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
+from rlhelpers.tasks.grading import REASONS
 
 
 @pytest.fixture
@@ -57,6 +70,81 @@ def test_diagnostics_draw_what_there_is_and_say_what_is_missing(folder):
     drawn = {axes.get_title(): len(axes.lines) for axes in panels}
     assert drawn[METRICS["loss"][0]] == 1 and drawn[METRICS["clip_fraction"][0]] == 0
     assert panels[-1].texts[0].get_text() == "not measured"
+
+
+COUNTED = pd.DataFrame(
+    {
+        "reason/no </think>": [None, 5, None],
+        "reason/right": [None, 1, 6],
+        "reason/wrong value": [None, 2, 2],
+        "val_reason/right": [1, None, 3],
+        "val_reason/no \\boxed": [3, None, None],
+        "val_reason/too long": [None, None, 1],
+        "boxes_disagree": [None, 0, 1],
+    },
+    index=[0, 1, 2],
+    dtype=float,
+)
+
+
+def bars(axes):
+    """(left, bottom, height) of every bar that can be seen, from the left and from below."""
+    return sorted((b.get_x(), round(b.get_y(), 3), round(b.get_height(), 3)) for b in axes.patches if b.get_height())
+
+
+def named(figure):
+    """Colour by reason, as the legend says, from below."""
+    [legend] = figure.legends
+    names = [text.get_text() for text in legend.get_texts()]
+    colours = [to_rgb(patch.get_facecolor()) for patch in legend.get_patches()]
+    return dict(zip(names[::-1], colours[::-1], strict=True))
+
+
+def test_outcomes_are_shares_of_the_responses_of_a_step():
+    figure = outcomes(COUNTED, "a title")
+    train, validation = figure.axes
+    assert (train.get_title(), validation.get_title()) == ("training batch", "validation")
+    assert bars(train) == [(0.5, 0, 0.125), (0.5, 0.125, 0.25), (0.5, 0.375, 0.625), (1.5, 0, 0.75), (1.5, 0.75, 0.25)]
+    assert bars(validation) == [(-1, 0, 0.25), (-1, 0.25, 0.75), (1, 0, 0.75), (1, 0.75, 0.25)]
+    assert train.get_ylabel() == "share of responses" and train.get_ylim() == (0, 1)
+
+
+def test_outcomes_stand_in_the_order_of_the_reasons_and_have_colours_of_their_own():
+    """Neighbours differ in lightness, which every reader sees."""
+    colours = named(outcomes(COUNTED, "a title"))
+    assert list(colours) == ["right", "wrong value", "too long", "no </think>", r"no \boxed"]
+    for metrics in (COUNTED, pd.DataFrame({f"reason/{reason}": [1.0] for reason in REASONS})):
+        figure = outcomes(metrics, "a title")
+        lightness = [0.2126 * r**2.2 + 0.7152 * g**2.2 + 0.0722 * b**2.2 for r, g, b in named(figure).values()]
+        assert all(abs(a - b) > 0.03 for a, b in pairwise(lightness))
+        drawn = {to_rgb(bar.get_facecolor()) for bar in figure.axes[0].patches}
+        assert drawn == set(named(figure).values())
+
+
+def test_rare_outcomes_are_drawn_as_one():
+    names = [*REASONS, "a reason of earlier days"]
+    counts = {f"reason/{reason}": [float(n)] for n, reason in enumerate(names, start=1)}
+    figure = outcomes(pd.DataFrame(counts, index=[7]), "a title", most=2)
+    assert list(named(figure)) == ["right", *list(REASONS)[-2:], OTHERS]
+    train, validation = figure.axes
+    [left, *_] = [bar[0] for bar in bars(train)]
+    assert left == 6.5 and sum(height for *_, height in bars(train)) == pytest.approx(1, abs=2e-3)
+    assert validation.texts[0].get_text() == "not measured"
+
+
+def test_outcomes_of_runs_that_did_not_count_them(folder):
+    """As those in data/results from before they were counted."""
+    figure = outcomes(read_metrics(folder), "a title")
+    assert [axes.texts[0].get_text() for axes in figure.axes] == ["not measured"] * 2
+    assert not figure.legends
+
+
+def test_the_legend_of_outcomes_lies_beside_the_panels():
+    figure = outcomes(COUNTED, "a title")
+    figure.canvas.draw()
+    [legend] = figure.legends
+    boxes = [axes.get_tightbbox() for axes in figure.axes]
+    assert not any(legend.get_window_extent().overlaps(box) for box in boxes)
 
 
 def test_a_figure_goes_to_the_run_and_to_figures(folder):

@@ -56,3 +56,12 @@ def test_a_verifier_that_raises_on_a_response_means_not_right():
     task = load_task("gym/prime_factorization", 4, 4)
     assert task.judge(task.train[0].answer, task.train[0].answer) == "right"
     assert not any(task.judge(text, task.train[0].answer) == "right" for text in ("None", "two", "", "x × y"))
+
+
+def test_an_answer_without_its_entry_is_an_error_and_not_a_wrong_answer():
+    """As where a table has made plain texts of the answers."""
+    task = load_task("gym/chain_sum", 1, 1)
+    with pytest.raises(
+        ValueError, match=r"ground_truth: got '.*'; accepted is the answer of a problem of gym/chain_sum"
+    ):
+        task.judge("5", str(task.train[0].answer))

@@ -1,6 +1,8 @@
 """The loop on the tiny model: what is written, that it repeats, that it is off-policy when told, that it learns."""
 
 import json
+import sys
+import types
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from copying_engine import CopyingEngine, fingerprint
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
 from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.tasks.grading import REASONS
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import derive_seed, draw_problems, train
@@ -65,6 +68,72 @@ def test_a_run_leaves_its_records():
     assert len(rows) == 16
     assert rows["reward"].mean() == pytest.approx(metrics["reward"][2])
     assert (folder / "policy/model.safetensors").is_file()
+
+
+WITH_ANSWERS = SMALL | {"max_tokens": 64}  # with 24 tokens no response comes to an answer
+WITH_FORMAT = list(REASONS)[: list(REASONS).index("empty response")]
+
+
+def counted(metrics, prefix=""):
+    """A row for each step that counted reasons, a column for each reason."""
+    counts = metrics.filter(regex=f"^{prefix}reason/").dropna(how="all").fillna(0)
+    return counts.rename(columns=lambda name: name.removeprefix(f"{prefix}reason/"))
+
+
+def test_every_step_counts_why_its_responses_were_graded_so():
+    folder = train(make_config(**WITH_ANSWERS))
+    metrics = read_metrics(folder)
+    for prefix, split, steps, responses in (("", "train", [1, 2], 16), ("val_", "validation", [0, 1, 2], 4)):
+        counts = counted(metrics, prefix)
+        assert counts.sum(axis=1).to_dict() == dict.fromkeys(steps, responses)
+        assert counts.columns.isin(REASONS).all() and len(counts.columns) > 2
+        rows = read_rollouts(folder, 2, split)
+        assert counts.loc[2][lambda n: n > 0].to_dict() == rows["reason"].value_counts().to_dict()
+        assert metrics[f"{prefix}boxes_disagree"][2] == (~rows["boxes_agree"]).sum()
+        # The reasons explain the rewards: who is right is paid, and the format is a matter of the first of them.
+        right = counts.reindex(columns=["right"], fill_value=0)["right"] / responses
+        assert right.tolist() == metrics[f"{prefix}reward"].dropna().tolist()
+        well_formed = counts.reindex(columns=WITH_FORMAT, fill_value=0).sum(axis=1) / responses
+        assert well_formed.tolist() == metrics[f"{prefix}format_reward"].dropna().tolist()
+
+
+def test_with_a_readers_own_step_the_reasons_are_still_the_graders(tmp_path, monkeypatch):
+    """This one pays for the format, whatever the reward function says."""
+    source = """
+from rlhelpers.kernels import grpo_train_step as step_of_the_package
+
+
+def grpo_train_step(*arguments, **settings):
+    def pays_for_format(response, ground_truth):
+        grade = reward_fn(response, ground_truth)
+        return grade | {"reward": grade["format_reward"]}
+
+    reward_fn = arguments[5]
+    return step_of_the_package(*arguments[:5], pays_for_format, *arguments[6:], **settings)
+"""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_components.py").write_text(source, encoding="utf-8")
+    folder = train(make_config(**WITH_ANSWERS, components="mine"))
+    metrics = read_metrics(folder)
+    assert counted(metrics).sum(axis=1).to_dict() == {1: 16, 2: 16}
+    rows = read_rollouts(folder, 1, "train")
+    assert metrics["reward"][1] == metrics["format_reward"][1] == rows["reward"].mean() > 0
+    assert rows["reward"].eq(rows["reason"].isin(WITH_FORMAT)).all()
+    assert (rows["reason"] == "right").mean() < rows["reward"].mean()
+
+
+def test_the_tracker_gets_the_counts(monkeypatch):
+    logged = []
+    library = types.ModuleType("trackio")
+    library.init = library.finish = lambda **_: None
+    library.log = lambda metrics, step: logged.append(metrics)
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    train(make_config(**SMALL, tracker="trackio"))
+    for prefix, responses, steps in (("", 16, logged[1:]), ("val_", 4, logged)):
+        for metrics in steps:
+            counts = [n for name, n in metrics.items() if name.startswith(f"{prefix}reason/")]
+            assert sum(counts) == responses and min(counts) > 0
+            assert metrics[f"{prefix}boxes_disagree"] == 0
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Notebook 01 as software: parameters good and bad, a file of responses, an exercise that is not written."""
 
 import json
+import re
 
 import nbformat
 import pytest
@@ -51,6 +52,7 @@ def test_a_file_of_responses_with_verdicts(run, tmp_path):
         | {"prompt": "r1_zero", "response": " </think> <answer> It is 5. </answer>", "human": {"verdict": "correct"}},
         row | {"prompt": "question_only", "response": "6", "human": {"verdict": "incorrect"}},
         row | {"prompt": "question_only", "response": ""},
+        row | {"prompt": "question_only", "response": r"\boxed{6}, and then \boxed{5}"},
     ]
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / "mine.jsonl").write_text(lines, encoding="utf-8")
@@ -58,6 +60,7 @@ def test_a_file_of_responses_with_verdicts(run, tmp_path):
     assert result.returncode == 0, result.stderr[-2000:]
     assert "the rule, on all responses with a verdict: 2 judged, 1 of them right" in printed
     assert "precision 1.00, recall 1.00" in printed
+    assert re.search(r"boxes that are not the same +of these rewarded *\n.*\nmine +question_only +1 +1\n", printed)
     assert "the same seed" not in printed
 
 

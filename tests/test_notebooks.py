@@ -41,14 +41,15 @@ def test_a_quick_run_from_another_directory(execute, tmp_path):
     result, output = execute("04_grpo.ipynb", *SMALL, "-p", "seed", "2", "-p", "experiment", "elsewhere")
     assert result.returncode == 0, result.stderr[-2000:]
     (folder,) = (tmp_path / "data/runs/elsewhere").glob("*/seed=2")
-    for name in ("config.yaml", "metrics.jsonl", "run.json", "learning_curves.png", "diagnostics.png"):
+    for name in ("config.yaml", "metrics.jsonl", "run.json", "learning_curves.png", "outcomes.png", "diagnostics.png"):
         assert (folder / name).is_file()
     assert json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"] == "complete"
     assert list((tmp_path / "figures/elsewhere").rglob("*.png"))
     text = output.read_text(encoding="utf-8")
     assert "step 2/2" in text
     shown = [o for cell in nbformat.reads(text, as_version=4).cells for o in cell.get("outputs", []) if "data" in o]
-    assert sum("image/png" in output.data for output in shown) == 6  # two of this run, four of the committed ones
+    assert sum("image/png" in output.data for output in shown) == 7  # three of this run, four of the committed ones
+    assert "each response of a training batch has one reason: True" in text
 
 
 @pytest.mark.parametrize(

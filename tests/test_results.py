@@ -1,7 +1,11 @@
 """Many runs as tables: which are found, which may be compared, and their curves side by side."""
 
+import json
+import warnings
+
 import pytest
 
+from rlhelpers import paths
 from rlhelpers.evidence.results import comparable, list_runs, read_curves
 from rlhelpers.training.config import make_config
 from rlhelpers.training.records import RunRecords
@@ -107,6 +111,31 @@ def test_curves_have_a_column_for_each_run(roots, write_run):
     assert curves.columns.tolist() == [("grpo", 0), ("grpo", 1)] and curves.index.tolist() == [0, 5, 10]
     assert curves["grpo", 1].isna().tolist() == [False, False, True]
     assert read_curves(runs, "no such metric", "estimator").empty
+
+
+def test_runs_from_before_reasons_were_counted_stand_beside_new_ones(roots, write_run):
+    _, committed = roots
+    write_run(committed, seed=0)
+    file = write_run(committed, seed=1) / "metrics.jsonl"
+    rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    rows[-1] |= {"val_reason/right": 3, "val_reason/no </think>": 5, "val_boxes_disagree": 0}
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    runs = comparable(list_runs("04_grpo"), defaults(), except_for=[])
+    curves = read_curves(runs, "val_reason/right", "estimator")
+    assert curves.index.tolist() == [5] and curves["grpo", 1].tolist() == [3.0] and curves["grpo", 0].isna().all()
+
+
+def test_the_committed_runs_are_all_read_and_small():
+    """No responses and no weights; and a step is a line that one can read."""
+    folders = [file.parent for file in paths.RESULTS.glob("*/*/seed=*/run.json")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        runs = list_runs(*{folder.parents[1].name for folder in folders}, committed_only=True)
+    assert sorted(runs["folder"]) == sorted(folders)
+    for folder in folders:
+        assert {file.name for file in folder.iterdir()} == {"config.yaml", "metrics.jsonl", "run.json"}
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        assert max(len(line) for line in lines) < 2000
 
 
 def test_two_runs_in_one_column_are_an_error(roots, write_run):

@@ -1,16 +1,21 @@
 """Pictures of runs, in one style: readable axes with units, colours that colour-blind readers tell apart."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from rlhelpers import paths
+from rlhelpers.tasks.grading import REASONS
+from rlhelpers.tasks.judging import RIGHT
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), which survives the common forms of colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -85,35 +90,63 @@ def diagnostics(metrics: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-def outcomes(metrics: pd.DataFrame, title: str, most: int = 7) -> Figure:
-    """What became of the responses: the share of each reason for a grade, on training batches and on validation.
+OTHERS = "any other reason"
 
-    The `most` reasons that are most frequent over the whole run have an area each, the others one together.
+
+def outcomes(metrics: pd.DataFrame, title: str, most: int = 7) -> Figure:
+    """What became of the responses: each step's shares of the reasons for a grade, on training batches and validation.
+
+    From below in the order of REASONS: right (green), in the right form but not right (ambers), without the form
+    (blues), so that the format reward is where the blues begin.  (A box of question_only that is never closed is no
+    form, and amber all the same.)  The `most` frequent reasons of the run have a shade each, the others are grey.
     """
+    parts = [_shares(metrics, prefix) for prefix in ("reason/", "val_reason/")]
+    colours = _colours_of_reasons(pd.concat(parts).fillna(0.0), most)
     with house_style():
         figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True)
-        shares = [_shares(metrics, prefix) for prefix in ("reason/", "val_reason/")]
-        frequent = pd.concat(shares).drop(columns="right", errors="ignore").mean().nlargest(most).index
-        for axes, table, what in zip(panels, shares, ("training batch", "validation"), strict=True):
+        for axes, shares, what in zip(panels, parts, ("training batch", "validation"), strict=True):
             axes.set(xlabel="rollout step", title=what, ylim=(0, 1))
-            if table.empty:
+            axes.grid(visible=False)
+            if shares.empty:
                 not_measured(axes)
-                continue
-            shown = table.reindex(columns=["right", *frequent], fill_value=0.0)
-            shown["any other reason"] = 1 - shown.sum(axis=1)
-            colours = [COLOURS[2], *plt.colormaps["cividis_r"].resampled(most + 1)(range(most + 1))]
-            axes.stackplot(shown.index, shown.to_numpy().T, labels=shown.columns, colors=colours, edgecolor="white")
-            step_axis(axes)
+            else:
+                _stacked_bars(axes, shares, colours)
         panels[0].set_ylabel("share of responses")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize="small")
+        if colours:
+            handles = [Patch(color=colour, label=name) for name, colour in colours.items()]
+            figure.legend(handles=handles[::-1], loc="outside right center", fontsize="small")
         figure.suptitle(title)
     return figure
 
 
 def _shares(metrics: pd.DataFrame, prefix: str) -> pd.DataFrame:
-    counts = metrics[[name for name in metrics if name.startswith(prefix)]].dropna(how="all").fillna(0.0)
+    """The share of each reason, at the steps that counted reasons."""
+    counts = metrics.filter(regex=f"^{prefix}").dropna(how="all").fillna(0.0)
     return counts.rename(columns=lambda name: name.removeprefix(prefix)).div(counts.sum(axis=1), axis=0)
+
+
+def _colours_of_reasons(shares: pd.DataFrame, most: int) -> dict[str, Any]:
+    """From the bottom of the picture to its top.  No amber is as dark as the green: some readers see no other
+    difference."""
+    order = list(REASONS)
+    without_form = order.index("empty response")
+    frequent = shares.filter(items=order).drop(columns=RIGHT, errors="ignore").mean().nlargest(most)
+    colours = {RIGHT: COLOURS[2]} if RIGHT in shares else {}
+    for family, *shades in ((order[:without_form], "YlOrBr", 0.5, 0.15), (order[without_form:], "Blues", 0.9, 0.2)):
+        names = [name for name in family if name in frequent]
+        colours |= zip(names, plt.colormaps[shades[0]](np.linspace(*shades[1:], len(names))), strict=True)
+    return colours | {OTHERS: "grey"} if len(colours) < shares.shape[1] else colours
+
+
+def _stacked_bars(axes: Axes, shares: pd.DataFrame, colours: Mapping[str, Any]) -> None:
+    """A bar for each step, as wide as the smallest distance between two."""
+    others = shares.drop(columns=list(colours), errors="ignore").sum(axis=1)
+    shown = shares.assign(**{OTHERS: others}).reindex(columns=list(colours), fill_value=0.0)
+    width = np.diff(shares.index).min() if len(shares) > 1 else 1
+    for name, bottom in (shown.cumsum(axis=1) - shown).items():
+        axes.bar(shown.index, shown[name], width, bottom, color=colours[name])
+    axes.margins(x=0.02)
+    step_axis(axes)
 
 
 def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:

@@ -44,6 +44,8 @@ def load_gym(name: str, n_train: int, n_validation: int) -> Task:
     verifier = reasoning_gym.create_dataset(name, size=1, seed=0)
 
     def judge(answer: str, truth: GymAnswer) -> str:
+        if not isinstance(truth, GymAnswer):  # a table of texts, for instance, keeps no entries
+            raise ValueError(f"ground_truth: got {truth!r}; accepted is the answer of a problem of gym/{name}")
         try:
             right = verifier.score_answer(answer.strip(), truth.entry) == 1
         except Exception:  # some verifiers raise on text that is not of their form; it is not right, and no more

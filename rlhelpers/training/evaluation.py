@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhelpers.rollouts import Completion, Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Grader, Problem
+from rlhelpers.tasks.grading import REASONS
 
 Sample = tuple[Problem, Rollout, Completion]
 
@@ -58,8 +59,8 @@ def _row(problem: Problem, _: Rollout, completion: Completion, grader: Grader) -
 
 
 def reason_counts(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, int]:
-    """How many responses have each reason (`reason/no </think>`; those that none has are left out), and how many
-    hold several answers that do not agree."""
+    """How many responses have each reason (`reason/no </think>`), those that none has left out; and `boxes_disagree`,
+    how many hold several answers that are not the same."""
     counts = Counter(row["reason"] for row in rows)
-    disagree = sum(not row["boxes_agree"] for row in rows)
-    return {f"{prefix}reason/{reason}": n for reason, n in counts.items()} | {f"{prefix}boxes_disagree": disagree}
+    of_reasons = {f"{prefix}reason/{reason}": counts[reason] for reason in REASONS if counts[reason]}
+    return of_reasons | {f"{prefix}boxes_disagree": sum(not row["boxes_agree"] for row in rows)}
