@@ -1,166 +1,221 @@
-"""The reward functions: format, verdicts, and input that must not hang or run anything."""
+"""What a response earns, and why."""
 
-import gzip
-import json
-import time
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+import random
+from functools import partial
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from rlhelpers.tasks import question_only_reward_fn, r1_zero_reward_fn
-from rlhelpers.tasks.judging import is_equal
+from rlhelpers.tasks import Grader, get_prompt, grade, question_only_reward_fn, r1_zero_reward_fn
+from rlhelpers.tasks.grading import REASONS, Grade
+from rlhelpers.tasks.judging import judge_answer
+from rlhelpers.tasks.prompts import PROMPTS
 
-REAL_RESPONSES = Path(__file__).parents[2] / "shared/data/olmo2_rollouts/rollouts.jsonl.gz"
+# What stands in the box -> the reason, for the ground truth 5.
+BOXES = {
+    " 5 ": "right",
+    "$5.00": "right",
+    "5 eggs": "right",
+    "$5 per month": "right",
+    r"5 \text{ eggs}": "right",
+    "6": "wrong value",
+    " $1,800.50. ": "wrong value",
+    "-5": "wrong value",
+    "6%": "wrong value",
+    "3/4": "wrong value",
+    r"\frac{10}{3}": "wrong value",
+    "She has 5.": "sentence in the box",
+    "5 eggs, because she ate 3": "sentence in the box",
+    "5 eggs and 3 hens": "sentence in the box",
+    "2+3=5": "equation in the box",
+    "2+3": "not computed",
+    "5 or 6": "several answers",
+    "five": "no number in the box",
+    "2+": "unfinished formula",
+    "5:00": "unreadable",
+    "5" * 201: "too long",
+    "": "empty box",
+    " \n": "empty box",
+}
 
-EQUAL = [
-    ("18", "18"),
-    (" 18. ", "18"),
-    ("$18", "18"),
-    ("18.00", "18"),
-    ("1,800", "1800"),
-    ("1800", "1,800"),
-    ("-3", "-3"),
-    ("1/2", "0.5"),
-    (r"\frac{1}{2}", "0.5"),
-    (r"\dfrac12", "1/2"),
-    ("x = 18", "18"),
-    ("18%", "18"),
-    (r"2\sqrt{2}", r"\sqrt{8}"),
-]
-DIFFERENT = [
-    ("17", "18"),
-    ("18 or 19", "18"),
-    ("Tom has 18", "18"),
-    ("1,2", "12"),
-    ("7,00,00", "70000"),
-    ("", "18"),
-    ("   ", "18"),
-    ("12+", "12"),
-    ("nan", "5"),
-    ("21", "2"),
-    ("-18", "18"),
-    ("3=18", "18"),
-    ("84 - 63 = 21", "21"),
-    ("18\x00", "18"),
-]
+# A response to an r1 prompt -> the reason.
+TAGS = {
+    "": "empty response",
+    " \n": "empty response",
+    "5": "no </think>",
+    "5 <answer> 5 </answer>": "no </think>",
+    "5 </ think> <answer> 5 </answer>": "no </think>",
+    "5 </think> 5": "no <answer>",
+    r"5 </think> \boxed{5}": "no <answer>",
+    "5 </think> <Answer> 5 </Answer>": "no <answer>",
+    "<answer> 5 </answer> </think>": "answer before </think>",
+    "5 </think>\n<answer> 5 </answer>": "newline between tags",
+    "5 </think> \n\n <answer> 5 </answer>": "newline between tags",
+    "5 </think><answer> 5 </answer>": "no single space between tags",
+    "5 </think>  <answer> 5 </answer>": "no single space between tags",
+    "5 </think>\t<answer> 5 </answer>": "no single space between tags",
+    "5 </think>\nso <answer> 5 </answer>": "text between tags",
+    "5 </think> <answer> 5": "no </answer>",
+    "</answer> 5 </think> <answer> 5": "no </answer>",
+    "a </think> <answer> 5 </answer> b </think> <answer> 5": "box not closed",
+}
+
+# A response to question_only -> the reason.
+NO_BOX = {
+    "": "empty response",
+    "So 5.": r"no \boxed",
+    r"\fbox{5}": r"no \boxed",
+    r"\boxed 5": r"no \boxed",
+    r"\boxed{5": "box not closed",
+    r"\boxed{5} or \boxed{5": "box not closed",
+}
 
 
-@pytest.mark.parametrize(("answer", "truth"), EQUAL)
-def test_equal_answers(answer, truth):
-    assert is_equal(answer, truth)
+@pytest.mark.parametrize(("box", "reason"), BOXES.items())
+def test_a_box_that_is_there(box, reason):
+    right = float(reason == "right")
+    for prompt, form in (("r1_zero", "2+3=5 </think> <answer>{}</answer>"), ("question_only", r"2+3=5 \boxed{{{}}}")):
+        graded = grade(form.format(box), "5", prompt)
+        assert graded == Grade(1.0, right, box, reason, boxes=1, boxes_agree=True)
+        assert graded.rewards == {"format_reward": 1.0, "answer_reward": right, "reward": right}
 
 
-@pytest.mark.parametrize(("answer", "truth"), DIFFERENT)
-def test_different_answers(answer, truth):
-    assert not is_equal(answer, truth)
+@pytest.mark.parametrize(("response", "reason"), TAGS.items())
+def test_broken_tags(response, reason):
+    for prompt in ("r1_zero", "r1_zero_three_shot"):
+        graded = grade(response, "5", prompt)
+        assert (graded.reason, graded.answer) == (reason, 0.0)
+        assert graded.format == (reason == "box not closed")  # an earlier answer has the format
+
+
+@pytest.mark.parametrize(("response", "reason"), NO_BOX.items())
+def test_no_box(response, reason):
+    graded = grade(response, "5", "question_only")
+    assert (graded.format, graded.answer, graded.extracted, graded.reason) == (0.0, 0.0, None, reason)
+
+
+def test_every_reason_is_reached_by_an_example():
+    hurried = Grader(get_prompt("r1_zero"), partial(judge_answer, time_limit=0.001))
+    timed_out = hurried.grade(r"so </think> <answer>\sin(\sin(x))</answer>", "x+1")
+    assert (timed_out.format, timed_out.answer, timed_out.reason) == (1.0, 0.0, "timed out")
+    assert {*BOXES.values(), *TAGS.values(), *NO_BOX.values(), timed_out.reason} == set(REASONS)
 
 
 @pytest.mark.parametrize(
     ("response", "format_reward", "reward"),
     [
         (" 2+2=4 </think> <answer> 4 </answer>", 1, 1),
+        ("<think> 2+2=4 </think> <answer> 4 </answer>", 1, 1),
         ("line\nline\n</think> <answer>4</answer>", 1, 1),
         (" </think> <answer> 5 </answer>", 1, 0),
         (" </think>\n<answer> 4 </answer>", 0, 0),
         (" 4 <answer> 4 </answer>", 0, 0),
         (" </think> <answer> 4", 0, 0),
         ("</answer></think> <answer>4", 0, 0),
+        (" </think> <answer> 4 </answer><|endoftext|>", 1, 1),
+        (" </think> <answer> 4 </answer>\nUser: And 2 more?\nAssistant: 6", 1, 1),
         (" </think> <answer> 5 </answer> </think> <answer> 4 </answer>", 1, 1),
         (" </think> <answer> 4 </answer> </think> <answer> 5 </answer>", 1, 0),
         (" </think> <answer> 4 </answer> </think> <answer> 4", 1, 0),
         (" </think> <answer> The answer is 4. </answer>", 1, 0),
+        (r"4 \boxed{4}", 0, 0),
         ("", 0, 0),
     ],
 )
 def test_r1_zero_reward(response, format_reward, reward):
-    assert r1_zero_reward_fn(response, "4") == {
-        "format_reward": format_reward,
-        "answer_reward": reward,
-        "reward": reward,
-    }
+    expected = {"format_reward": format_reward, "answer_reward": reward, "reward": reward}
+    assert r1_zero_reward_fn(response, "4") == expected
+    assert Grader(get_prompt("r1_zero_three_shot"))(response, "4") == expected
 
 
 @pytest.mark.parametrize(
     ("response", "format_reward", "reward"),
     [
         (r"so \boxed{8}.", 1, 1),
+        (r"so \boxed{8}.<|endoftext|>", 1, 1),
         (r"\boxed{3} so \boxed{8}", 1, 1),
         (r"\boxed{8} hmm \boxed{3}", 1, 0),
         (r"\boxed{8} and \boxed{", 0, 0),
         (r"\boxed{\frac{16}{2}}", 1, 1),
         (r"\boxed{}", 1, 0),
         ("The answer is 8.", 0, 0),
+        ("so </think> <answer>8</answer>", 0, 0),
     ],
 )
 def test_question_only_reward(response, format_reward, reward):
-    assert question_only_reward_fn(response, "8") == {
-        "format_reward": format_reward,
-        "answer_reward": reward,
-        "reward": reward,
-    }
+    expected = {"format_reward": format_reward, "answer_reward": reward, "reward": reward}
+    assert question_only_reward_fn(response, "8") == expected
 
 
-@pytest.mark.parametrize("truth", ["", "  ", "$", None])
-def test_a_ground_truth_without_an_answer_is_an_error_not_a_reward(truth):
-    with pytest.raises(ValueError, match="ground_truth"):
-        r1_zero_reward_fn("</think> <answer> 5 </answer>", truth)
+@pytest.mark.parametrize(
+    ("boxes", "agree"),
+    [
+        (["5"], True),
+        (["5", "5"], True),
+        (["5.00", "$5", " 5 eggs"], True),
+        (["1/2", "0.5"], True),
+        (["yes", r"\text{yes}"], True),
+        (["4", "5"], False),
+        (["5", "4", "5"], False),
+        (["5 eggs", "5 hens"], False),
+        (["2+3", "5"], False),  # nothing is computed here
+        (["", "5"], False),
+        (["5" * 300, "5" * 301], True),  # as far as they are looked at
+    ],
+)
+def test_how_many_boxes_and_whether_they_agree(boxes, agree):
+    tags = "".join(f" </think> <answer>{box}</answer>" for box in boxes)
+    for graded in (
+        grade(tags, "5"),
+        grade(" and ".join(rf"\boxed{{{box}}}" for box in boxes), "5", "question_only"),
+        grade("<answer>".join(f"{box}</answer>" for box in ["", *boxes]), "5"),  # also without the format
+    ):
+        assert (graded.boxes, graded.boxes_agree, graded.extracted) == (len(boxes), agree, boxes[-1])
 
 
-def test_bombs_end_quickly_and_code_is_not_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    hostile = [
-        "99999999999!",
-        "9**9**9**9",
-        "3**40**5",
-        "9^{9^{9}}",
-        "1" * 5000,
-        "(" * 100 + "1" + ")" * 100,
-        'open("pwned","w")',
-        '__import__("os").mkdir("pwned")',
-        r"\frac{1}{0}",
-        r"\binom{99999999}{9999999}",
-        r"\Gamma(99999999)",
-        "(x+1)^{9999}",
-        "".join(f"({a}+{b})" for a, b in zip("abcdefghij", "klmnopqrst", strict=True)),
-        "(a+1)" * 30,
-        "x" * 100_000,
-    ]
-    started = time.perf_counter()
-    assert not any(is_equal(answer, truth) for answer in hostile for truth in ("1/3", "x+1"))
-    assert time.perf_counter() - started < 20  # a bomb would take for ever; this allows for a slow machine
-    assert not (tmp_path / "pwned").exists()
+def test_a_box_that_is_not_closed_is_counted_and_has_nothing_to_agree_with():
+    graded = grade(" </think> <answer>4</answer> <answer>5", "5")
+    assert (graded.boxes, graded.boxes_agree, graded.extracted) == (2, True, None)
+    graded = grade("nothing", "5")
+    assert (graded.boxes, graded.boxes_agree, graded.extracted) == (0, True, None)
 
 
-def test_algebra_works_in_threads():
-    with ThreadPoolExecutor(4) as pool:
-        verdicts = list(pool.map(is_equal, [r"\frac{1}{2}", r"\frac{2}{4}", r"\frac{1}{3}"] * 4, ["0.5"] * 12))
-    assert verdicts == [True, True, False] * 4
+def test_the_tasks_own_verdict_counts():
+    response = " </think> <answer>6</answer>"
+    asked = []
+
+    def judge(answer, truth):
+        asked.append((answer, truth))
+        return "right"
+
+    assert Grader(get_prompt("r1_zero"), judge).grade(response, "5").reason == "right"
+    assert Grader(get_prompt("r1_zero"), judge)("<answer>6</answer>", "5")["reward"] == 0  # without the format
+    assert asked == [("6", "5"), ("", "5")]
+    with pytest.raises(ValueError, match="judge: it gave 'correct'; accepted are right, wrong value"):
+        Grader(get_prompt("r1_zero"), lambda answer, truth: "correct").grade(response, "5")
 
 
-@given(st.text(max_size=60), st.sampled_from(["18", "1/2", r"\sqrt{2}"]))
-@settings(max_examples=200, deadline=None)
-def test_no_answer_raises(text, truth):
-    assert is_equal(text, truth) in (True, False)
-    assert r1_zero_reward_fn(f"</think> <answer>{text}</answer>", truth)["reward"] in (0.0, 1.0)
+@pytest.mark.parametrize("truth", ["", "  ", "$", r"\boxed{", "9" * 201, None, 5, ["5"]])
+@pytest.mark.parametrize("response", ["", "5", " </think> <answer>5</answer>", r"\boxed{5}", r"\boxed{"])
+def test_a_ground_truth_that_cannot_be_read_is_an_error_whatever_the_response(response, truth):
+    for reward_fn in (r1_zero_reward_fn, question_only_reward_fn, grade):
+        with pytest.raises(ValueError, match="ground_truth: got"):
+            reward_fn(response, truth)
 
 
-@given(st.integers(-(10**9), 10**9))
-def test_a_number_equals_its_own_spellings(number):
-    spellings = [str(number), f"{number:,}", f"{number}.0", f" {number} ", f"{number}."]
-    assert all(is_equal(spelling, str(number)) for spelling in spellings)
-    assert not is_equal(str(number + 1), str(number))
+def test_an_unknown_prompt_is_an_error():
+    with pytest.raises(ValueError, match="prompt: got 'r2_zero'; accepted are r1_zero"):
+        grade("5", "5", "r2_zero")
 
 
-@pytest.mark.skipif(not REAL_RESPONSES.exists(), reason="the responses of OLMo-2-1B are not at hand")
-def test_agreement_with_the_course_grader_on_real_responses():
-    with gzip.open(REAL_RESPONSES, "rt", encoding="utf-8") as lines:
-        rows = [json.loads(line) for line in lines]
-    reward_fns = {"question_only": question_only_reward_fn}
-    agreed = 0
-    for row in rows:
-        grade = reward_fns.get(row["prompt"], r1_zero_reward_fn)(row["response"], row["ground_truth"])
-        agreed += (grade["format_reward"], grade["answer_reward"]) == (row["format_reward"], row["answer_reward"])
-    assert agreed / len(rows) > 0.99
+def test_every_response_has_one_reason_of_the_set_and_only_the_right_are_paid():
+    pieces = ["</think>", "<answer>", "</answer>", " ", "\n", "5", "7 eggs", "so", r"\boxed{", "}", "5.", "\nUser: 5?"]
+    rng, seen = random.Random(0), set()
+    for _ in range(4000):
+        response = "".join(rng.choices(pieces, k=rng.randrange(9)))
+        for prompt in PROMPTS:
+            graded = grade(response, "5", prompt)
+            assert graded.reason in REASONS
+            assert graded.answer == (graded.reason == "right") <= graded.format
+            assert not graded.answer or graded.extracted.strip(" .\n") == "5"
+            seen.add(graded.reason)
+    assert len(seen) > 10

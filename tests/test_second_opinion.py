@@ -3,6 +3,8 @@
 from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rlhelpers.tasks.second_opinion import last_number, own_turn, probably_right
 
@@ -52,5 +54,22 @@ def test_own_turn():
 
 
 def test_a_long_response_is_no_bomb():
-    for piece in ("1,", "1.", "-", "1/", "$", "\nUser:", " "):
+    for piece in ("1,", "1.", "-", "1/", "1/0", "$", "9", "\nUser:", " "):
         assert not probably_right(piece * 100_000, "5")
+
+
+@pytest.mark.parametrize("truth", ["", "$", None, 5, ["5"], "9" * 201])
+def test_a_ground_truth_that_cannot_be_read_is_an_error(truth):
+    with pytest.raises(ValueError, match="ground_truth: got"):
+        probably_right("It is 5.", truth)
+
+
+@given(st.text(st.sampled_from("0123456789.,/-$ \n") | st.characters()))
+@settings(max_examples=200, deadline=None)
+def test_no_response_raises(response):
+    assert probably_right(response, "5") in (True, False)
+
+
+@given(st.fractions(-99, 99, max_denominator=50), st.sampled_from(["It is {}.", "so 7, then ({})", "={}"]))
+def test_the_last_number_is_read_exactly(number, sentence):
+    assert last_number(sentence.format(number)) == number

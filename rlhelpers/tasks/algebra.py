@@ -50,11 +50,13 @@ class _Algebra:
     def ask(self, answer: str, truth: str, time_limit: float) -> str:
         with self._lock:
             try:
-                self._process = self._process or _start()
+                if self._process is None or self._process.poll() is not None:  # not yet started, or killed since
+                    self._end()
+                    self._process = _start()
                 self._process.stdin.write(json.dumps([answer, truth, time_limit]) + "\n")
                 self._process.stdin.flush()
                 verdict = self._process.stdout.readline().strip()
-            except OSError:  # it was killed from outside
+            except OSError:  # it was killed just now
                 verdict = ""
             except BaseException:  # an interrupt: its answer must not be taken for that to the next question
                 self._end()
@@ -88,6 +90,7 @@ def _serve() -> None:
     import signal
 
     import math_verify  # noqa: F401, imported before a clock runs
+    from sympy.core.cache import clear_cache
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
     logging.disable(logging.CRITICAL)
@@ -100,6 +103,7 @@ def _serve() -> None:
         verdict = _compare(answer, truth)
         faulthandler.cancel_dump_traceback_later()
         print(verdict, file=answers, flush=True)
+        clear_cache()  # large numbers stay there otherwise, until no pair has the memory that it needs
 
 
 def _limit_memory() -> None:

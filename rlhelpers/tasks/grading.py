@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rlhelpers.tasks.boxes import CLOSE_TAG, OPEN_TAG, THINK_AND_ANSWER, Boxes
 from rlhelpers.tasks.judging import RIGHT, UNREADABLE, WRONG, judge_answer
 from rlhelpers.tasks.prompts import Prompt, get_prompt
-from rlhelpers.tasks.quantity import MAX_CHARS, read_quantity, tidy
+from rlhelpers.tasks.quantity import read_quantity, tidy
 
 REASONS = {
     RIGHT: "the box holds the right answer and nothing else",
@@ -81,7 +81,7 @@ class Grader:
         if verdict not in REASONS:
             raise ValueError(f"judge: it gave {verdict!r}; accepted are {', '.join(REASONS)}")
         if not boxes.has_format:
-            reason = _why_no_format(response, self.prompt)
+            reason = _why_no_format(response, boxes, self.prompt)
         else:
             reason = "box not closed" if answer is None else verdict
         right = float(reason == RIGHT)
@@ -105,8 +105,8 @@ def question_only_reward_fn(response: str, ground_truth: str) -> dict[str, float
 
 
 def _agree(boxes: Boxes) -> bool:
-    *others, last = [tidy(content[:MAX_CHARS]) for content in boxes.contents] or [""]
-    return all(_are_same(other, last) for other in others)
+    *others, last = boxes.contents or [""]
+    return all(_are_same(tidy(other), tidy(last)) for other in set(others))
 
 
 def _are_same(text: str, other: str) -> bool:
@@ -114,11 +114,11 @@ def _are_same(text: str, other: str) -> bool:
     return quantity.equals(other_quantity) if quantity and other_quantity else text == other
 
 
-def _why_no_format(response: str, prompt: Prompt) -> str:
+def _why_no_format(response: str, boxes: Boxes, prompt: Prompt) -> str:
     if not response.strip():
         return "empty response"
     if prompt.name == "question_only":
-        return "box not closed" if prompt.find_boxes(response).opened else r"no \boxed"
+        return "box not closed" if boxes.opened else r"no \boxed"
     for tag in ("</think>", OPEN_TAG):
         if tag not in response:
             return f"no {tag}"

@@ -61,7 +61,7 @@ def final_answer(solution: str) -> str:
     _, mark, answer = solution.rpartition(MARK)
     if not mark:
         raise ValueError(f"no {MARK} in {solution[-60:]!r}")
-    read_truth(answer.strip())
+    read_truth(answer)
     return answer.strip()
 
 

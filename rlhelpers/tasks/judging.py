@@ -14,6 +14,7 @@ _COMMAND = re.compile(
 )
 _UNFINISHED = re.compile(r"[-+*/^,=(\[{]$|\\[dt]?frac(?!\s*(?:\{|[0-9]\s*[0-9{]))|\\sqrt(?!\s*[{\[0-9a-zA-Z\\])")
 _FORMULA = re.compile(r"[a-zA-Z0-9\s+\-*/^()\[\]{},.]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _SEVERAL = re.compile(r"[(\[{]?(?:\\pm)?\s*-?[0-9.]+(?:(?:[,;(\s]|\bor\b|\band\b)+-?[0-9.]+[)\]}]?)+|\\pm\s*[0-9.]+")
 
@@ -54,14 +55,21 @@ def is_equal(answer: str, ground_truth: str) -> bool:
     return judge_answer(answer, ground_truth) == RIGHT
 
 
-@lru_cache(maxsize=10_000)
 def read_truth(ground_truth: str) -> str:
     """The ground truth, tidy.  Raises ValueError for one that no answer could be held against."""
-    truth = tidy(ground_truth) if isinstance(ground_truth, str) and len(ground_truth) <= MAX_CHARS else ""
-    if not truth.isprintable() or not re.search(r"[^\W_]", truth) or truth.count("{") != truth.count("}"):
+    truth = _tidy_truth(ground_truth) if isinstance(ground_truth, str) else None
+    if truth is None:
         accepted = f"an answer of 1 to {MAX_CHARS} characters, none of them a control character, its braces closed"
         raise ValueError(f"ground_truth: got {str(ground_truth)[:80]!r}; accepted is {accepted}")
     return truth
+
+
+@lru_cache(maxsize=10_000)
+def _tidy_truth(ground_truth: str) -> str | None:
+    truth = tidy(ground_truth) if len(ground_truth) <= MAX_CHARS else ""
+    has_control = _CONTROL.search(ground_truth.strip(" \r\n")) or not truth.isprintable()  # a lost `\f` of `\frac`
+    is_answer = re.search(r"[^\W_]", truth) and truth.count("{") == truth.count("}")
+    return truth if is_answer and not has_control else None
 
 
 def is_formula(text: str) -> bool:

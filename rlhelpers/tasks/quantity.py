@@ -21,7 +21,7 @@ _STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|
 _WRAPPED = re.compile(r"(\*\*|[*`\"'])(.*)\1|\\\((.*)\\\)|\\\[(.*)\\\]|\{([^{}]*)\}|\(([^(),]*)\)", re.DOTALL)
 _LABEL = re.compile(r"^[a-zA-Z]{1,2}\s*=(?!=)\s*")
 
-_FRACTION_COMMAND = re.compile(r"\\[dt]?frac\s*(?:\{([-\d.,\s]*)\}|(\d))\s*(?:\{([\d.,\s]*)\}|(\d))")
+_FRACTION_COMMAND = re.compile(r"\\[dt]?frac\s*(?:\{\s*((?:-\s*)?[\d.,]*)\s*\}|(\d))\s*(?:\{\s*([\d.,]*)\s*\}|(\d))")
 _DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,3}(?:\ [0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
 _QUANTITY = re.compile(
     rf"(?P<sign>[-+]?)\s*(?:(?P<whole>[0-9]+)\s+(?=[0-9]+\s*/))?(?P<top>{_DECIMAL})"
@@ -34,8 +34,8 @@ _PERCENT = re.compile(r"%|per\s?cent", re.IGNORECASE)
 _ONE_LETTER_UNITS = frozenset("mgslhLCFKWVAN")
 # After these the number is not the whole answer: 18 and a half, 2 or three, 3 million, 2 pi.
 _NO_UNIT = re.compile(
-    r"\b(?:or|not|no|isn|is|wrong|incorrect|plus|minus|times|over|point|squared|cubed|pi|sqrt|ln|log|exp|sin|cos|tan|mod|nan|inf|infinity|half|halves|thirds?"
-    r"|quarters?|fourths?|fifths?|tenths?|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
+    r"\b(?:or|not|no|isn|is|wrong|incorrect|plus|minus|times|over|point|squared|cubed|pi|sqrt|ln|log"
+    r"|exp|sin|cos|tan|mod|nan|inf|infinity|half|halves|thirds?|quarters?|fourths?|fifths?|tenths?|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
     r"|thirty|forty|fifty|hundred|thousand|million|billion|trillion)\b",
     re.IGNORECASE,
 )
@@ -75,8 +75,8 @@ def _without_outer_layer(text: str) -> str:
     text = _STYLED.sub(r"\1", text).strip()
     if match := _WRAPPED.fullmatch(text):
         return next(part for part in match.groups()[1:] if part is not None)
-    stray = {"]": "[", ")": "("}.get(text[-1:])
-    return text[:-1] if text.endswith(".") or (stray and stray not in text) else text
+    is_stray = text.endswith((")", "]")) and "(" not in text and "[" not in text  # [0, 1) is a half-open interval
+    return text[:-1] if text.endswith(".") or is_stray else text
 
 
 def read_quantity(text: str) -> Quantity | None:

@@ -7,7 +7,8 @@ number that the response states the right one?
 import re
 from fractions import Fraction
 
-from rlhelpers.tasks.quantity import MAX_CHARS, read_quantity, tidy
+from rlhelpers.tasks.judging import read_truth
+from rlhelpers.tasks.quantity import MAX_CHARS, read_quantity
 
 _STATED = re.compile(
     r"(?:(?<![\w)])-)?"  # a minus sign, not the one of 5-3
@@ -21,9 +22,9 @@ def probably_right(response: str, ground_truth: str) -> bool:
     """Whether the last number of the response's own turn has the value of the ground truth, wherever it stands.
 
     It is a rule and errs both ways: a wrong response may end with the right number by chance, a right one with another
-    number.  A ground truth that is not a number is beyond it: False.
+    number.  A ground truth that is not a number is beyond it: False.  Raises ValueError for one that cannot be read.
     """
-    truth = read_quantity(tidy(ground_truth))
+    truth = read_quantity(read_truth(ground_truth))
     return truth is not None and last_number(own_turn(response)) == truth.value
 
 
