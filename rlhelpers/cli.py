@@ -61,6 +61,14 @@ def bench_ahead(options: argparse.Namespace) -> None:
     print(f"The numbers are in {conditions.write_report('ahead', report)}")
 
 
+def bench_grader(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import conditions, grader, tables
+
+    report = grader.bench_grader(options.responses, options.course)
+    print(tables.grader_text(report))
+    print(f"The numbers are in {conditions.write_report('grader', report)}")
+
+
 def exercises(options: argparse.Namespace) -> None:
     from rlhelpers.workbook.exercises import write_exercises
 
@@ -82,13 +90,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = commands.add_parser("tiny", help="make the tiny base model and its problems again, from nothing")
     command.add_argument("--folder", help="where to write them (default: data/tiny)")
     command.set_defaults(run=tiny)
-    command = commands.add_parser("bench", help="measure on this machine, side by side: the engines, or sampling ahead")
+    command = commands.add_parser("bench", help="measure on this machine, side by side")
     benches = command.add_subparsers(required=True, metavar="what")
     command = benches.add_parser("engines", help="speed, start-up, sync and mismatch of the rollout engines")
     command.add_argument("--engines", nargs="+", choices=["torch", "vllm", "vllm-server"], help="default: those here")
     command.set_defaults(run=bench_engines)
     command = benches.add_parser("ahead", help="runs with and without rollouts one step ahead; needs vLLM")
     command.set_defaults(run=bench_ahead)
+    command = benches.add_parser("grader", help="speed and agreement of our grader and of math-verify alone")
+    command.add_argument("responses", nargs="?", help="a file, .jsonl or .jsonl.gz (default: invented responses)")
+    command.add_argument("--course", metavar="FILE", help="measure another grader too: python, with r1_zero_reward_fn")
+    command.set_defaults(run=bench_grader)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
     command.add_argument("folder", help="where to write them")
     command.set_defaults(run=exercises)

@@ -42,6 +42,14 @@ def test_reads_plain_and_zipped_lines(tmp_path, name):
     assert table.question.tolist() == ["2+3?", "Janet’s ducks?"]
 
 
+def test_keeps_further_fields_on_demand_and_names_every_run(tmp_path):
+    rows = [ROW | {"run": None, "answer_reward": 1}, ROW | {"run": 7}]
+    table = read_responses(write(tmp_path / "mine.jsonl", *rows), also=["answer_reward"])
+    assert list(table.columns) == [*FIELDS, "answer_reward"]
+    assert table.answer_reward.tolist() == [1, None]
+    assert table.run.tolist() == ["mine", "7"]
+
+
 def test_a_relative_path_starts_at_the_working_directory(tmp_path, monkeypatch):
     write(tmp_path / "mine.jsonl", ROW)
     monkeypatch.chdir(tmp_path)

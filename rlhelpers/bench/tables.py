@@ -51,6 +51,30 @@ def ahead_text(report: Mapping[str, Any]) -> str:
     return "\n".join([table, *notes])
 
 
+def grader_text(report: Mapping[str, Any]) -> str:
+    """What `bench_grader` reports: one table of the times, and one of the agreement."""
+    groups = report["groups"].items()
+    speeds = [_grader_row(name, n, row, group) for name, group in groups for n, row in group["graders"].items()]
+    verdicts = [_agreement_row(name, found) for name, found in report["agreement"].items()]
+    middle = report["groups"][report["median_group"]]["graders"]
+    medians = [f"{name} {row['ms_per_1000']['median']:,.0f}" for name, row in middle.items()]
+    notes = [
+        "",
+        f"{report['responses']:,} responses ({report['source']}).  In the median group, {report['median_group']}, ms "
+        f"per 1,000 responses: {', '.join(medians)}.",
+        f"Median (lowest to highest) of {report['rounds']} rounds in turns, in one thread, after a warm-up; the ratio "
+        "to rlhelpers is taken round by round, and above 1 is slower.",
+        "math-verify: parse and verify on what the prompt's box holds, and only where the format is kept.",
+        "agrees: responses with the same format reward and the same answer reward as by rlhelpers.",
+        *(
+            f"Where {name} differs, rlhelpers says: {_count(row['reasons'])}"
+            for name, row in report["agreement"].items()
+        ),
+        conditions_text(report["conditions"]),
+    ]
+    return "\n".join([_table(pd.DataFrame(speeds)), "", _table(pd.DataFrame(verdicts)), *notes])
+
+
 def conditions_text(found: Mapping[str, Any]) -> str:
     installed = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     variables = ", ".join(f"{name}={value}" for name, value in found["environment"].items() if value is not None)
@@ -92,6 +116,32 @@ def _ahead_row(name: str, row: Mapping[str, Any]) -> dict[str, str]:
         "tokens per response": f"{row['response_length']:.1f}",
         "mismatch mean": f"{row['mismatch_mean']:.1e}",
     }
+
+
+def _grader_row(group: str, grader: str, row: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "run, prompt": group,
+        "responses": f"{found['responses']:,}",
+        "grader": grader,
+        "ms per 1,000": Spread(**row["ms_per_1000"]).show(0),
+        "ratio": Spread(**row["ratio"]).show(1),
+        "agrees": f"{found['agreement'][grader]['share']:.2%}" if grader in found["agreement"] else "",
+    }
+
+
+def _agreement_row(name: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "verdict": name,
+        "responses": f"{row['responses']:,}",
+        "agrees": f"{row['share']:.2%}",
+        "differences": f"{row['differences']:,}",
+        "in format": f"{row['format_differences']:,}",
+        "in answer": f"{row['answer_differences']:,}",
+    }
+
+
+def _count(reasons: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason} {n:,}" for reason, n in reasons.items()) or "nowhere"
 
 
 def _describe_work(load: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,11 @@ CATEGORIES = ("format 1, answer 1", "format 1, answer 0", "format 0, answer 0")
 VERDICTS = ("correct", "incorrect", "ambiguous")
 
 
-def read_responses(path: str | Path) -> pd.DataFrame:
+def read_responses(path: str | Path, also: Sequence[str] = ()) -> pd.DataFrame:
     """The responses of a JSONL file, or of one that ends in .gz: one row per line, a column for each of FIELDS.
 
-    `run` is the file's name where a line has none; `finish_reason` and `human` (the verdict) are then None.
+    `also`: further fields to keep, as they are.  `run` is the file's name where a line has none; `finish_reason`,
+    `human` (the verdict) and those of `also` are then None.
     Raises FileNotFoundError, or ValueError naming file, line and the accepted fields.
     """
     path = Path(path)
@@ -47,12 +48,12 @@ def read_responses(path: str | Path) -> pd.DataFrame:
     try:
         for number, line in enumerate(_lines(path), start=1):
             if line.strip():
-                rows.append(_read_row(path, number, line))
+                rows.append(_read_row(path, number, line, also))
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
         raise ValueError(f"{path}, line {len(rows) + 1}: {error}; {_accepted()}") from error
     if not rows:
         raise ValueError(f"{path}: no line; {_accepted()}")
-    return pd.DataFrame(rows, columns=list(FIELDS), dtype=object)  # so that None stays None
+    return pd.DataFrame(rows, columns=[*FIELDS, *also], dtype=object)  # so that None stays None
 
 
 def _lines(path: Path) -> Iterator[str]:
@@ -61,12 +62,13 @@ def _lines(path: Path) -> Iterator[str]:
         yield from lines
 
 
-def _read_row(path: Path, number: int, line: str) -> dict[str, Any]:
+def _read_row(path: Path, number: int, line: str, also: Sequence[str]) -> dict[str, Any]:
     try:
         row = json.loads(line)
         if not isinstance(row, dict):
             raise ValueError(f"got {line.strip()[:40]!r}, which is no JSON object")
-        return _checked(row) | {"run": row.get("run", path.name.partition(".")[0])}
+        run = path.name.partition(".")[0] if row.get("run") is None else str(row["run"])
+        return _checked(row) | {"run": run} | {name: row.get(name) for name in also}
     except ValueError as error:
         raise ValueError(f"{path}, line {number}: {error}; {_accepted()}") from error
 

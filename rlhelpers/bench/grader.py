@@ -1,0 +1,236 @@
+"""How fast responses are graded and whether the graders agree: ours, math-verify alone, and the course's where it is
+at hand, on the same responses, one thread, in turns."""
+
+import importlib.util
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from math_verify import parse, verify
+
+from rlhelpers.bench.conditions import conditions
+from rlhelpers.bench.rounds import Clock, Spread, in_turns
+from rlhelpers.evidence.responses import read_responses
+from rlhelpers.tasks import algebra, judging, quantity
+from rlhelpers.tasks.corpus import FAITHFUL_ENDINGS, LOOSE_ENDINGS, closing
+from rlhelpers.tasks.grading import Grade, grade
+from rlhelpers.tasks.prompts import get_prompt
+from rlhelpers.tasks.stories import draw_problems
+from rlhelpers.training.records import installed_versions
+
+ROUNDS = 5
+OURS, MATH_VERIFY, COURSE, IN_THE_FILE = "rlhelpers", "math-verify", "course", "in the file"
+CACHES = (judging.read_truth, quantity._read, algebra.compare)
+REWARDS = ("format_reward", "answer_reward")
+REWARD_FNS = ("r1_zero_reward_fn", "question_only_reward_fn")
+
+Verdict = tuple[float, float]
+"""Format reward and answer reward, each 0.0 or 1.0."""
+Row = tuple[str, str, str]
+"""A response, its ground truth, and the prompt's name."""
+VerdictFn = Callable[[str, str, str], Verdict]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The responses of one run to one prompt, and what the file says that another grader gave each of them."""
+
+    name: str
+    rows: Sequence[Row]
+    rewards: Sequence[Verdict | None]
+
+
+def bench_grader(
+    responses: str | Path | None = None, course: str | Path | None = None, rounds: int = ROUNDS
+) -> dict[str, Any]:
+    """Grade a file of responses (`read_responses`; None: invented ones) by each grader; returns the report.
+
+    `course`: a python file with the functions REWARD_FNS (response, ground truth).  It and math-verify run in this
+    process, with the time limits that they set themselves.  Raises FileNotFoundError, or ValueError naming what is
+    wrong with a file.
+    """
+    graders = {OURS: our_verdict, MATH_VERIFY: math_verify_verdict}
+    if course is not None:
+        graders[COURSE] = load_course(course)
+    table = invented_responses() if responses is None else read_responses(responses, also=REWARDS)
+    groups = split(table)
+    found = conditions()
+    found["versions"] |= installed_versions(("math-verify", "sympy"))
+    grades = {group.name: [grade(*row) for row in group.rows] for group in groups}
+    verdicts = {  # a warm-up too
+        name: {group.name: give_verdicts(name, grader, group.rows) for group in groups}
+        for name, grader in graders.items()
+    }
+    if any(verdict for group in groups for verdict in group.rewards):
+        verdicts[IN_THE_FILE] = {group.name: group.rewards for group in groups}
+    measured = {
+        group.name: in_turns({name: partial(_measure, grader, group) for name, grader in graders.items()}, rounds)
+        for group in groups
+    }
+    source = "invented" if responses is None else Path(responses).name
+    return report(found, source, grades, verdicts, measured)
+
+
+def our_verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
+    found = grade(response, ground_truth, prompt)
+    return found.format, found.answer
+
+
+def math_verify_verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
+    r"""math-verify on what the prompt's box holds, and only where the format is kept.
+
+    Its users often hand it the whole response.  That would be another verdict, for it knows no answer tags and takes
+    the last number that it finds where there is no box, and it would be a slower one.  A `\boxed{}` reaches it as a
+    box, which is how it takes LaTeX; the text between tags as text, which it reads faster.
+    """
+    boxes = get_prompt(prompt).find_boxes(response)
+    if not boxes.has_format or boxes.last is None:
+        return float(boxes.has_format), 0.0
+    answer = rf"\boxed{{{boxes.last}}}" if prompt == "question_only" else boxes.last
+    return 1.0, float(verify(parse(rf"\boxed{{{ground_truth}}}"), parse(answer)))
+
+
+def load_course(file: str | Path) -> VerdictFn:
+    """The verdicts of another grader with the course's two functions.  It runs the file.  Raises ValueError where
+    that fails or they are not in it, FileNotFoundError where there is none."""
+    got, accepted = f"course: got {str(file)!r}", f"accepted is a python file with {' and '.join(REWARD_FNS)}"
+    if not Path(file).is_file():
+        raise FileNotFoundError(f"{got}; there is no such file; {accepted}")
+    spec = importlib.util.spec_from_file_location("course_grader", file)
+    if spec is None:
+        raise ValueError(f"{got}; it does not end in .py; {accepted}")
+    module = sys.modules["course_grader"] = importlib.util.module_from_spec(spec)  # where its dataclasses look for it
+    try:
+        spec.loader.exec_module(module)
+        r1_zero, question_only = (getattr(module, name) for name in REWARD_FNS)
+    except Exception as error:
+        raise ValueError(f"{got}; {error!r}; {accepted}") from error
+
+    def verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
+        rewards = (question_only if prompt == "question_only" else r1_zero)(response, ground_truth)
+        return rewards["format_reward"], rewards["answer_reward"]
+
+    return verdict
+
+
+def invented_responses(count: int = 500) -> pd.DataFrame:
+    """`count` responses of the tiny base model's corpus for each prompt, to problems of the validation side."""
+    rng = random.Random(0)
+    endings = {
+        "r1_zero": LOOSE_ENDINGS,
+        "r1_zero_three_shot": FAITHFUL_ENDINGS,
+        "question_only": {"boxed": 1, "no tags": 1},
+    }
+    rows = [
+        {"run": "invented", "prompt": prompt, "ground_truth": problem.answer, "response": closing(rng, problem, kinds)}
+        for prompt, kinds in endings.items()
+        for problem in draw_problems(rng, count, validation=True)
+    ]
+    return pd.DataFrame(rows).assign(**dict.fromkeys(REWARDS, None))
+
+
+def split(table: pd.DataFrame) -> list[Group]:
+    """By run and prompt.  Raises ValueError for a reward in the file that is neither 0 nor 1."""
+    for name in REWARDS:
+        for number, value in enumerate(table[name], start=1):
+            if value is not None and value not in (0, 1):
+                raise ValueError(f"{name}: got {value!r} in response {number}; accepted is 0 or 1, or no such field")
+    groups = []
+    for (run, prompt), rows in table.groupby(["run", "prompt"]):
+        pairs = zip(*(rows[name] for name in REWARDS), strict=True)
+        rewards = [None if None in pair else (float(pair[0]), float(pair[1])) for pair in pairs]
+        texts = zip(rows.response, rows.ground_truth, rows.prompt, strict=True)
+        groups.append(Group(f"{run}, {prompt}", list(texts), rewards))
+    return groups
+
+
+def give_verdicts(name: str, grader: VerdictFn, rows: Sequence[Row]) -> list[Verdict]:
+    """Raises ValueError naming grader and response where it raises, or gives anything but zeros and ones."""
+    verdicts = []
+    for row in rows:
+        try:
+            verdicts.append(grader(*row))
+            if any(reward not in (0, 1) for reward in verdicts[-1]):
+                raise ValueError(f"it gave {verdicts[-1]}")
+        except Exception as error:
+            accepted = f"accepted are the rewards {' and '.join(REWARDS)}, each 0 or 1"
+            raise ValueError(f"{name}: {error!r} for {row[0][-80:]!r} against {row[1]!r}; {accepted}") from error
+    return verdicts
+
+
+def _measure(grader: VerdictFn, group: Group, number: int) -> float:
+    """Milliseconds per 1,000 responses.  Ours begins without what it remembers from the round before."""
+    for cached in CACHES:
+        cached.cache_clear()
+    with Clock() as clock:
+        for row in group.rows:
+            grader(*row)
+    return clock.seconds / len(group.rows) * 1e6
+
+
+def report(
+    found: Mapping[str, Any],
+    source: str,
+    grades: Mapping[str, Sequence[Grade]],
+    verdicts: Mapping[str, Mapping[str, Sequence[Verdict | None]]],
+    measured: Mapping[str, Mapping[str, Sequence[float]]],
+) -> dict[str, Any]:
+    """Everything that was measured, for a file.  By group: `grades`; `measured`, then by grader, a time for each
+    round.  `verdicts`: by grader, then by group."""
+    every_grade = [grade for group in grades.values() for grade in group]
+    every_verdict = {name: [v for group in by_group.values() for v in group] for name, by_group in verdicts.items()}
+    groups = {
+        name: {
+            "responses": len(grades[name]),
+            "graders": times(row),
+            "agreement": {n: agreement(grades[name], by_group[name]) for n, by_group in verdicts.items() if n != OURS},
+        }
+        for name, row in measured.items()
+    }
+    return {
+        "conditions": dict(found),
+        "source": source,
+        "responses": len(every_grade),
+        "rounds": len(next(iter(measured.values()))[OURS]),
+        "median_group": median_group(groups),
+        "groups": groups,
+        "agreement": {n: agreement(every_grade, given) for n, given in every_verdict.items() if n != OURS},
+    }
+
+
+def times(measured: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """For each grader, of one group.  `ratio`: of its time to ours, round by round; above 1 is slower."""
+    return {
+        name: {
+            "ms_per_1000": asdict(Spread.of(rounds)),
+            "ratio": asdict(Spread.of([ms / ours for ms, ours in zip(rounds, measured[OURS], strict=True)])),
+        }
+        for name, rounds in measured.items()
+    }
+
+
+def agreement(grades: Sequence[Grade], verdicts: Sequence[Verdict | None]) -> dict[str, Any]:
+    """Of our grades with another's verdicts, over the responses that have one.  `reasons`: ours, where the two
+    differ, with how often."""
+    pairs = [(grade, verdict) for grade, verdict in zip(grades, verdicts, strict=True) if verdict is not None]
+    different = [grade.reason for grade, verdict in pairs if (grade.format, grade.answer) != verdict]
+    return {
+        "responses": len(pairs),
+        "differences": len(different),
+        "share": 1 - len(different) / len(pairs) if pairs else None,
+        "format_differences": sum(grade.format != verdict[0] for grade, verdict in pairs),
+        "answer_differences": sum(grade.answer != verdict[1] for grade, verdict in pairs),
+        "reasons": dict(Counter(different).most_common()),
+    }
+
+
+def median_group(groups: Mapping[str, Mapping[str, Any]]) -> str:
+    """The one in the middle by our median time; of two in the middle the slower."""
+    names = sorted(groups, key=lambda name: groups[name]["graders"][OURS]["ms_per_1000"]["median"])
+    return names[len(names) // 2]
