@@ -17,6 +17,7 @@ import pytest
 from processes import is_alive, wait_until
 
 from rlhelpers import paths
+from rlhelpers.tasks import algebra
 from rlhelpers.tasks.algebra import DIFFERENT, EQUAL, MEMORY_LIMIT, TIMED_OUT, UNREADABLE, compare
 
 LONG = 60.0  # seconds: a limit that no test reaches
@@ -25,7 +26,7 @@ ENDLESS = "9^{9^{9}}"
 
 def workers(pid=None):
     children = psutil.Process(pid).children()
-    return [child for child in children if is_alive(child.pid) and "algebra.py" in " ".join(child.cmdline())]
+    return [child for child in children if is_alive(child.pid) and algebra.__file__ in child.cmdline()]
 
 
 @pytest.fixture(autouse=True)

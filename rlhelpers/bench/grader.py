@@ -26,7 +26,7 @@ from rlhelpers.training.records import installed_versions
 
 ROUNDS = 5
 OURS, MATH_VERIFY, COURSE, IN_THE_FILE = "rlhelpers", "math-verify", "course", "in the file"
-CACHES = (judging.read_truth, quantity._read, algebra.compare)
+CACHES = (judging._tidy_truth, quantity._read, algebra.compare)
 REWARDS = ("format_reward", "answer_reward")
 REWARD_FNS = ("r1_zero_reward_fn", "question_only_reward_fn")
 
