@@ -113,7 +113,7 @@ def test_verdicts(answer, truth, verdict):
     assert compare(answer, truth, LONG) == verdict
 
 
-@pytest.mark.parametrize("time_limit", [0, -1, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("time_limit", [0, -1, math.nan, math.inf, -math.inf, 10**10, "2", None])
 def test_a_limit_that_is_none(time_limit):
     with pytest.raises(ValueError, match=r"time_limit: got .*; accepted is a positive number of seconds"):
         compare("x", "x", time_limit)
@@ -266,18 +266,31 @@ print(compare("x+x", "4x", {LONG}), compare("x+x", "2x-0", {LONG}))
     assert errors == ""
 
 
+def test_nothing_is_left_open_for_the_interpreter_to_complain_about_at_its_end(run_script):
+    script = f"""
+import warnings
+warnings.simplefilter("always")
+from rlhelpers.tasks.algebra import compare
+assert compare("x+x", "2x", {LONG}) == "equal"
+"""
+    process = run_script(script)
+    assert process.communicate(timeout=120) == ("", "") and process.returncode == 0
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_after_a_fork_each_has_its_own(run_script):
     script = f"""
-import os
+import os, psutil
 from rlhelpers.tasks.algebra import compare
 assert compare("x+x", "2x", {LONG}) == "equal"
+(worker,) = psutil.Process().children()
 child = os.fork()
 n = 100 if child else 1
 for m in range(10):
     assert compare(f"{{n}}x+{{m}}x", f"{{n + m}}x", {LONG}) == "equal"
     assert compare(f"{{n}}x+{{m}}x", f"{{n + m + 1}}x", {LONG}) == "different"
 assert not child or os.waitpid(child, 0)[1] == 0
+assert not child or psutil.Process().children() == [worker]  # the child has ended its own, not ours
 """
     process = run_script(script)
     assert process.communicate(timeout=120) == ("", "") and process.returncode == 0

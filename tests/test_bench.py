@@ -361,6 +361,7 @@ def test_the_courses_functions_are_called_by_prompt(course):
         ("x.txt", COURSE, r"it does not end in \.py"),
         ("x.py", "def", "SyntaxError"),
         ("x.py", "import no_such_module", "no_such_module"),
+        ("x.py", "raise SystemExit(3)", "SystemExit"),
         ("x.py", "r1_zero_reward_fn = print", "question_only_reward_fn"),
     ],
 )

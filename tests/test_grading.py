@@ -205,6 +205,15 @@ def test_a_ground_truth_that_cannot_be_read_is_an_error_whatever_the_response(re
 def test_an_unknown_prompt_is_an_error():
     with pytest.raises(ValueError, match="prompt: got 'r2_zero'; accepted are r1_zero"):
         grade("5", "5", "r2_zero")
+    with pytest.raises(ValueError, match="prompt: got 'r1_zero'; accepted is a Prompt"):
+        Grader("r1_zero")
+
+
+@pytest.mark.parametrize("response", [None, 5, b"5", ["5"]])
+def test_a_response_that_is_no_text_is_an_error(response):
+    for reward_fn in (r1_zero_reward_fn, question_only_reward_fn, grade):
+        with pytest.raises(ValueError, match=r"response: got .*, a (NoneType|int|bytes|list); accepted is a text"):
+            reward_fn(response, "5")
 
 
 def test_every_response_has_one_reason_of_the_set_and_only_the_right_are_paid():

@@ -36,6 +36,8 @@ EQUAL = [
     ("3*pi/4", r"\frac{3\pi}{4}"),
     ("e^2-1", "e^{2}-1"),
     ("0.5x", r"\frac{x}{2}"),
+    ("-y + 5x", "5x-y"),
+    (r"\frac{3a}{b}", "3a/b"),
     ("(x+1)^2", "x^2 + 2x + 1"),
     ("y = 2x + 1", "1 + 2x"),
     ("2, 7, 5", "2,5,7"),
@@ -62,6 +64,9 @@ NOT_EQUAL = [
     ("0.333", "1/3", "wrong value"),
     ("18", "Monday", "wrong value"),
     ("5", r"\sqrt{24}", "wrong value"),
+    ("5", "5xy", "wrong value"),  # the letters are factors, no unit
+    ("5", "5x-y", "wrong value"),
+    ("3", "3a/b", "wrong value"),
     ("", "18", "empty box"),
     ("  \n", "18", "empty box"),
     ("{}", "18", "empty box"),
@@ -123,6 +128,12 @@ def test_equal(answer, truth):
 def test_not_equal(answer, truth, reason):
     assert judge_answer(answer, truth) == reason
     assert is_equal(answer, truth) is False
+
+
+@pytest.mark.parametrize("answer", [None, 18, b"18", ["18"]])
+def test_an_answer_that_is_no_text_is_an_error(answer):
+    with pytest.raises(ValueError, match=r"answer: got .*, a (NoneType|int|bytes|list); accepted is a text"):
+        judge_answer(answer, "18")
 
 
 def test_sympy_is_asked_about_formulas_only(monkeypatch):

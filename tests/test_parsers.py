@@ -76,6 +76,12 @@ def test_no_text_raises(output):
     assert number is None or any(character in "0123456789" for character in number)
 
 
+@pytest.mark.parametrize("parse", [parse_mmlu_response, parse_gsm8k_response])
+def test_what_is_no_text_is_an_error(parse):
+    with pytest.raises(ValueError, match="model_output: got None, a NoneType; accepted is a text"):
+        parse(None)
+
+
 @pytest.mark.parametrize("piece", ["answer is ", "answer", "answer is:((", "A", " ", "(", "1,", "1/", "9", "$", "-"])
 def test_a_megabyte_of_text_is_no_bomb(piece):
     text = piece * (10**6 // len(piece))

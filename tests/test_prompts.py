@@ -39,3 +39,5 @@ def test_stop_strings():
 def test_an_unknown_prompt_is_named_with_what_is_accepted():
     with pytest.raises(ValueError, match="prompt: got 'r1'; accepted are r1_zero, r1_zero_three_shot, question_only"):
         get_prompt("r1")
+    with pytest.raises(ValueError, match=r"prompt: got \['r1'\]; accepted are r1_zero"):
+        get_prompt(["r1"])

@@ -39,6 +39,7 @@ NUMBERS = [
     ("-3 1/4", Fraction(-13, 4)),
     ("2½", Fraction(5, 2)),
     ("¾", Fraction(3, 4)),
+    ("3⁄4", Fraction(3, 4)),
     ("1.5/2", Fraction(3, 4)),
     ("1,000/2", 500),
     (r"\frac{1}{2}", Fraction(1, 2)),
@@ -77,6 +78,9 @@ NUMBERS = [
     (r"\text{18}", 18),
     (r"\mathbf{18}", 18),
     (r"$\boxed{\textbf{18}}$", 18),
+    (r"$\boxed{\frac{1}{2}}$", Fraction(1, 2)),
+    (r"\text{-2\frac{1}{2}}", Fraction(-5, 2)),
+    (r"{\frac{1}{2}}", Fraction(1, 2)),
     (r"1{,}800", 1800),
     (r"1\,800", 1800),
     # Other signs for the same characters.
@@ -117,6 +121,11 @@ def test_a_bare_number(text, value):
         ("18 %", "%"),
         ("18 percent", "%"),
         ("18 per cent", "%"),
+        ("18 m²", "m²"),
+        ("18m/s", "m s"),
+        ("18cc", "cc"),
+        ("18 a day", "a day"),
+        ("18 hours and minutes", "hours and minute"),
     ],
 )
 def test_a_number_with_a_unit(text, unit):
@@ -132,8 +141,11 @@ def test_a_number_with_a_unit(text, unit):
         *("18 = 18", "3=18", "== 18", "18!", "18 +", "12 + 6", "2^4", r"\sqrt{4}", r"\frac{1}{0}", "1/0", "1/2/3"),
         *(r"\frac", r"\frac1", r"\frac{1}", r"\frac{1 000}{2}", r"\frac{}{}", r"\pm 18", "(18", "[0,18)", "(1, 8)"),
         *("18x", "18 x", "18y", "18 a", "5k", "5m", "18\x00", "18\ud800", "٣", "¹⁸", "18<|endoftext|>", "18 </s>"),
+        *("18²", "18①", "18万", "18万元", r"\frac{1}{2}0", r"\frac{1}{2}\frac{1}{3}"),
+        *("5xy", "5 xy", "5x-y", "5 x y", "3a/b", "2abc", "5m-s", "5x²", "5 x²"),  # formulas
         # A unit has at most three words, and none of them continues the number or takes it back.
         *("18 eggs that she sells", "18 and a half", "18 half dozens", "3 million", "2 thousand", "2 pi", "5 squared"),
+        *("3 eighths", "5 hundredths", "3 millions", "18 sixty", "18 factorial", "18 and", "2 more than"),
         *("18 or so", "18 is wrong", "18 not 19", "five 18", "18 plus tax", "18 times two", "18 eggs, 3 hens"),
         *("9" * (MAX_CHARS + 1), "1" * 5000, "18 " + "e" * 300),
     ],

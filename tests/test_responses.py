@@ -77,6 +77,19 @@ def test_a_bad_line_names_file_line_and_fields(tmp_path, line, message):
     assert "fields prompt, question, ground_truth, response (texts)" in str(error.value)
 
 
+def test_a_line_that_is_no_utf8_or_nested_too_deeply_is_named(tmp_path):
+    good = json.dumps(ROW).encode()
+    for bad in (b"\xff", b"[" * 100_000):
+        (tmp_path / "mine.jsonl").write_bytes(b"\n\n" + good + b"\n\n" + bad)
+        with pytest.raises(ValueError, match=r"mine\.jsonl, line 5: .*; accepted is one"):
+            read_responses(tmp_path / "mine.jsonl")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+    (tmp_path / "mine.jsonl").write_text(json.dumps(ROW), encoding="utf-8-sig")
+    assert len(read_responses(tmp_path / "mine.jsonl")) == 1
+
+
 def test_files_that_hold_nothing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"responses: got .*no.jsonl.*there is no such file; accepted is one"):
         read_responses(tmp_path / "no.jsonl")

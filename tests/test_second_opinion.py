@@ -64,6 +64,11 @@ def test_a_ground_truth_that_cannot_be_read_is_an_error(truth):
         probably_right("It is 5.", truth)
 
 
+def test_a_response_that_is_no_text_is_an_error():
+    with pytest.raises(ValueError, match=r"response: got \['5'\], a list; accepted is a text"):
+        probably_right(["5"], "5")
+
+
 @given(st.text(st.sampled_from("0123456789.,/-$ \n") | st.characters()))
 @settings(max_examples=200, deadline=None)
 def test_no_response_raises(response):

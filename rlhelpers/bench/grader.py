@@ -109,7 +109,7 @@ def load_course(file: str | Path) -> VerdictFn:
     try:
         spec.loader.exec_module(module)
         r1_zero, question_only = (getattr(module, name) for name in REWARD_FNS)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{got}; {error!r}; {accepted}") from error
 
     def verdict(response: str, ground_truth: str, prompt: str) -> Verdict:

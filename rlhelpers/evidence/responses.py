@@ -44,13 +44,13 @@ def read_responses(path: str | Path, also: Sequence[str] = ()) -> pd.DataFrame:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"responses: got {str(path)!r}; there is no such file; {_accepted()}")
-    rows = []
+    rows, number = [], 0
     try:
         for number, line in enumerate(_lines(path), start=1):
             if line.strip():
                 rows.append(_read_row(path, number, line, also))
     except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}, line {len(rows) + 1}: {error}; {_accepted()}") from error
+        raise ValueError(f"{path}, line {number + 1}: {error}; {_accepted()}") from error
     if not rows:
         raise ValueError(f"{path}: no line; {_accepted()}")
     return pd.DataFrame(rows, columns=[*FIELDS, *also], dtype=object)  # so that None stays None
@@ -58,8 +58,9 @@ def read_responses(path: str | Path, also: Sequence[str] = ()) -> pd.DataFrame:
 
 def _lines(path: Path) -> Iterator[str]:
     opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, mode="rt", encoding="utf-8") as lines:
-        yield from lines
+    with opener(path, mode="rb") as lines:
+        for line in lines:  # decoded one by one, so that an error names its line
+            yield line.decode("utf-8-sig")
 
 
 def _read_row(path: Path, number: int, line: str, also: Sequence[str]) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def _read_row(path: Path, number: int, line: str, also: Sequence[str]) -> dict[s
             raise ValueError(f"got {line.strip()[:40]!r}, which is no JSON object")
         run = path.name.partition(".")[0] if row.get("run") is None else str(row["run"])
         return _checked(row) | {"run": run} | {name: row.get(name) for name in also}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}, line {number}: {error}; {_accepted()}") from error
 
 

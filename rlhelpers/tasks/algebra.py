@@ -6,9 +6,9 @@ thread of it ends it, and the next question starts another.  Neither signals nor
 so it may ask from any thread and in a notebook.
 """
 
+import atexit
 import faulthandler
 import json
-import math
 import os
 import re
 import subprocess
@@ -27,17 +27,20 @@ def compare(answer: str, truth: str, time_limit: float = TIME_LIMIT) -> str:
     """EQUAL, DIFFERENT, UNREADABLE (no formula, or one that sympy failed at) or TIMED_OUT (or the process died).
 
     `time_limit`: seconds of wall clock.  The start of the process, about a second, comes before the first pair and
-    after one that timed out.  Threads wait for one another.  Raises ValueError for a limit that is not positive.
+    after one that timed out.  Threads wait for one another.  Raises ValueError for a limit that is no positive number.
     """
-    if not 0 < time_limit < math.inf:
-        raise ValueError(f"time_limit: got {time_limit!r}; accepted is a positive number of seconds")
+    if not isinstance(time_limit, int | float) or not 0 < time_limit <= threading.TIMEOUT_MAX:
+        accepted = f"a positive number of seconds, at most {threading.TIMEOUT_MAX:g}"
+        raise ValueError(f"time_limit: got {time_limit!r}; accepted is {accepted}")
     return _process_of(os.getpid()).ask(answer, truth, time_limit)
 
 
 @lru_cache(maxsize=1)
 def _process_of(pid: int) -> "_Algebra":
-    """One for each process: a fork must not talk into its parent's pipe."""
-    return _Algebra()
+    """One for each process: a fork must not talk into its parent's pipe, nor end its parent's process when it exits."""
+    algebra = _Algebra()
+    atexit.register(lambda: algebra.end() if os.getpid() == pid else None)
+    return algebra
 
 
 class _Algebra:
@@ -51,7 +54,7 @@ class _Algebra:
         with self._lock:
             try:
                 if self._process is None or self._process.poll() is not None:  # not yet started, or killed since
-                    self._end()
+                    self.end()
                     self._process = _start()
                 self._process.stdin.write(json.dumps([answer, truth, time_limit]) + "\n")
                 self._process.stdin.flush()
@@ -59,13 +62,13 @@ class _Algebra:
             except OSError:  # it was killed just now
                 verdict = ""
             except BaseException:  # an interrupt: its answer must not be taken for that to the next question
-                self._end()
+                self.end()
                 raise
             if not verdict:
-                self._end()
+                self.end()
             return verdict or TIMED_OUT
 
-    def _end(self) -> None:
+    def end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 
 from rlhelpers.tasks import algebra
-from rlhelpers.tasks.quantity import MAX_CHARS, read_quantity, tidy
+from rlhelpers.tasks.quantity import MAX_CHARS, check_text, read_quantity, tidy
 
 RIGHT, WRONG, UNREADABLE = "right", "wrong value", algebra.UNREADABLE
 
@@ -20,7 +20,7 @@ _SEVERAL = re.compile(r"[(\[{]?(?:\\pm)?\s*-?[0-9.]+(?:(?:[,;(\s]|\bor\b|\band\b
 
 
 def judge_answer(answer: str, ground_truth: str, time_limit: float = algebra.TIME_LIMIT) -> str:
-    r"""RIGHT, or one of the reasons why an answer is not (grading.REASONS).  Never raises on an answer.
+    r"""RIGHT, or one of the reasons why an answer is not (grading.REASONS).  Never raises on a text.
 
     A number is compared exactly, without algebra: `18`, `$18.00`, `1,800`, `1/2`, `2 1/2`, `\frac{1}{2}`; a unit may
     be missing on one side, and two units must be the same.  18% is 18, not 0.18.  Where a number is asked for, a
@@ -30,6 +30,7 @@ def judge_answer(answer: str, ground_truth: str, time_limit: float = algebra.TIM
 
     `time_limit`: seconds that sympy may take.  Raises ValueError for a ground truth that cannot be read.
     """
+    check_text("answer", answer)
     truth = read_truth(ground_truth)
     answer = answer.strip()
     if len(answer) > MAX_CHARS:

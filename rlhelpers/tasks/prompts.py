@@ -48,6 +48,6 @@ PROMPTS = {
 
 def get_prompt(name: str) -> Prompt:
     """The prompt called `name`.  Raises ValueError for an unknown name."""
-    if name not in PROMPTS:
+    if not isinstance(name, str) or name not in PROMPTS:
         raise ValueError(f"prompt: got {name!r}; accepted are {', '.join(PROMPTS)}")
     return PROMPTS[name]

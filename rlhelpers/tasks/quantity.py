@@ -14,11 +14,12 @@ MAX_CHARS = 200  # a longer "number" is prose, or a trap
 # One spelling for one sign: full-width characters, minus signs, spaces.  Currency is dropped: $18 is 18.
 _ONE_SIGN = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
 _ONE_SIGN |= dict.fromkeys(map(ord, "\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u3000€£¥₹¢"), " ")
-_ONE_SIGN |= str.maketrans({"\u2212": "-", "×": "*", "÷": "/", "π": r"\pi "})
+_ONE_SIGN |= str.maketrans({"\u2212": "-", "×": "*", "÷": "/", "⁄": "/", "π": r"\pi "})
 _VULGAR_FRACTION = re.compile("[¼-¾⅐-⅞]")
 _SPACES = re.compile(r"\\\\(?![a-zA-Z])|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|~|\\?\$")
-_STYLED = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed)\s*\{([^{}]*)\}")
-_WRAPPED = re.compile(r"(\*\*|[*`\"'])(.*)\1|\\\((.*)\\\)|\\\[(.*)\\\]|\{([^{}]*)\}|\(([^(),]*)\)", re.DOTALL)
+_BRACED = r"\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}"  # with braces in it, such as those of \frac{1}{2}
+_STYLED = re.compile(rf"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|mbox|boxed)\s*{_BRACED}")
+_WRAPPED = re.compile(rf"(\*\*|[*`\"'])(.*)\1|\\\((.*)\\\)|\\\[(.*)\\\]|{_BRACED}|\(([^(),]*)\)", re.DOTALL)
 _LABEL = re.compile(r"^[a-zA-Z]{1,2}\s*=(?!=)\s*")
 
 _FRACTION_COMMAND = re.compile(r"\\[dt]?frac\s*(?:\{\s*((?:-\s*)?[\d.,]*)\s*\}|(\d))\s*(?:\{\s*([\d.,]*)\s*\}|(\d))")
@@ -30,13 +31,16 @@ _QUANTITY = re.compile(
 )
 _UNIT = re.compile(r"°?[^\W\d_]+[.'’]?(?:[ /&-]+[^\W\d_]+[.'’]?){0,2}|°|%")
 _PERCENT = re.compile(r"%|per\s?cent", re.IGNORECASE)
-# `5 m` is five metres, but `5 x` is a product.
-_ONE_LETTER_UNITS = frozenset("mgslhLCFKWVAN")
-# After these the number is not the whole answer: 18 and a half, 2 or three, 3 million, 2 pi.
+# `5 m` is five metres and `5m/s` a speed, but `5m`, `5 x`, `5xy`, `5x-y` are formulas.
+_SYMBOL = re.compile(r"°?[mgslhLCFKWVAN][²³]?(?:/[mgslh][²³]?)?")
+_VARIABLES = re.compile(r"(?:[^\W\d_²³]|(?!cc)[a-cx-z]{2,3})[²³]?")
+# With these the number is not the whole answer: 18 and a half, 2 or three, 3 million, 3 eighths, 2 pi.
 _NO_UNIT = re.compile(
-    r"\b(?:or|not|no|isn|is|wrong|incorrect|plus|minus|times|over|point|squared|cubed|pi|sqrt|ln|log"
-    r"|exp|sin|cos|tan|mod|nan|inf|infinity|half|halves|thirds?|quarters?|fourths?|fifths?|tenths?|zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty"
-    r"|thirty|forty|fifty|hundred|thousand|million|billion|trillion)\b",
+    r"\b(?:or|not|no|isn|is|wrong|incorrect|plus|minus|times|over|point|squared|cubed|factorial"
+    r"|pi|sqrt|ln|log|exp|sin|cos|tan|mod|nan|inf|infinity|zero|(?:one|two|three|four|five|six|seven|eight|nine)s?"
+    r"|(?:ten|eleven|twelve|(?:thir|four|fif|six|seven|eigh|nine)teen)s?|(?:twen|thir|for|fif|six|seven|eigh|nine)ty"
+    r"|half|halves|(?:third|quarter|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand)th)s?"
+    r"|(?:hundred|thousand|lakh|million|crore|billion|trillion)s?|mil|mln|bn|(?:and|than|of|to)$)\b",
     re.IGNORECASE,
 )
 
@@ -53,12 +57,18 @@ class Quantity:
         return self.value == other.value and (self.unit == other.unit or not self.unit or not other.unit)
 
 
+def check_text(argument: str, value: object) -> None:
+    """Raises ValueError for a response or an answer that is no text, such as a list of them."""
+    if not isinstance(value, str):
+        raise ValueError(f"{argument}: got {str(value)[:80]}, a {type(value).__name__}; accepted is a text")
+
+
 def tidy(text: str) -> str:
     r"""The text without what surrounds an answer and is no part of it: space, `$`, bold, quotes, `\text{}`, a label
     such as `x =`, a final full stop, a stray closing bracket."""
     if not text.isascii():
+        text = _VULGAR_FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]), text)
         text = text.translate(_ONE_SIGN)
-        text = _VULGAR_FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]).replace("⁄", "/"), text)
         text = re.sub(r"^\s*–", "-", text)  # a dash elsewhere may be a range
     text = _SPACES.sub(" ", text).replace("{,}", ",").replace(r"\%", "%")
     return _peel(_LABEL.sub("", _peel(text), count=1))
@@ -86,7 +96,7 @@ def read_quantity(text: str) -> Quantity | None:
 
 @lru_cache(maxsize=10_000)
 def _read(text: str) -> Quantity | None:
-    match = _QUANTITY.fullmatch(_FRACTION_COMMAND.sub(r" \1\2/\3\4", text).strip())
+    match = _QUANTITY.fullmatch(_FRACTION_COMMAND.sub(r" \1\2/\3\4 ", text).strip())
     if match is None:
         return None
     unit = _read_unit(match["unit"])
@@ -108,9 +118,17 @@ def _read_unit(text: str) -> str | None:
         return ""
     if _PERCENT.fullmatch(unit):
         return "%"
-    if not _UNIT.fullmatch(unit) or _NO_UNIT.search(unit):
+    if not _UNIT.fullmatch(unit) or _NO_UNIT.search(unit) or _has_number(unit):
         return None
-    if len(unit) == 1 and unit.isalpha() and (unit not in _ONE_LETTER_UNITS or text == unit):
+    words = re.findall(r"[^\W\d_]+", unit)
+    is_attached_letter = len(text) == 1 and text.isalpha()
+    if words and all(map(_VARIABLES.fullmatch, words)) and (is_attached_letter or not _SYMBOL.fullmatch(unit)):
         return None
-    name = " ".join(re.findall(r"[^\W\d_]+", unit)).lower() or unit
+    name = " ".join(words).lower() or unit
     return name.removesuffix("s") if len(name) > 3 else name
+
+
+def _has_number(unit: str) -> bool:
+    """Signs that are letters to `re` and numbers to people: 18², 18万.  But m² is a unit."""
+    base = unit.rstrip("²³")
+    return not base or any(map(str.isnumeric, base))
