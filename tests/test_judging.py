@@ -1,9 +1,12 @@
 """What stands in a box against the ground truth: equal, not equal, and why not."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhelpers import paths
 from rlhelpers.tasks import algebra
 from rlhelpers.tasks.grading import REASONS
 from rlhelpers.tasks.judging import is_equal, is_formula, judge_answer, read_truth
@@ -159,7 +162,7 @@ def test_a_time_limit_reaches_sympy():
         *("99999999999!", "9**9**9**9", "3**40**5", "9^{9^{9}}", "9^{9^9}", "(9^9)^9", "9^{99999999}", "x^{99}"),
         *("1" * 5000, "9" * 16, "0." + "1" * 16, "(" * 5 + "1" + ")" * 5, "((a+1)(a+2)(a+3)(a+4)(a+5))^{9}"),
         *("(x+1)^{9999}", "(a+b)(c+d)", r"\binom{99999999}{9999999}", r"\Gamma(9999)", r"\int_0^1 x^{x^x} dx"),
-        *(r"\sum_{n=1}^{99999999} n", r"\sqrt" * 30, r"\frac" * 30, "x" * 100_000),
+        *(r"\sum_{n=1}^{99999999} n", r"\sqrt" * 30, r"\frac" * 30, "x" * 100_000, "2 3x", r"\sqrt{2} 3"),
         *('open("pwned","w")', '__import__("os")', "exit()", "().__class__", "x\nimport os", "x;y", "[x for x in y]"),
     ],
 )
@@ -221,3 +224,15 @@ def test_no_answer_raises(answer, truth):
 @settings(max_examples=100, deadline=None)
 def test_no_formula_raises(answer, truth):
     assert judge_answer(answer, truth, 0.5) in REASONS
+
+
+def test_the_table_in_the_readme():
+    """Ground truth, what is right, what is not: every spelling in backticks."""
+    section = (paths.ROOT / "README.md").read_text(encoding="utf-8").partition("## What counts as right")[2]
+    lines = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| `")]
+    assert len(lines) > 10
+    for line in lines:
+        truth, right, wrong = (re.findall("`(.+?)`", cell) for cell in line.split("|")[1:-1])
+        assert len(truth) == 1 and right and wrong
+        assert {answer: judge_answer(answer, *truth) for answer in right} == dict.fromkeys(right, "right")
+        assert not [answer for answer in wrong if judge_answer(answer, *truth) == "right"]

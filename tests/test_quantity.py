@@ -146,7 +146,16 @@ def test_a_number_with_a_unit(text, unit):
         # A unit has at most three words, and none of them continues the number or takes it back.
         *("18 eggs that she sells", "18 and a half", "18 half dozens", "3 million", "2 thousand", "2 pi", "5 squared"),
         *("3 eighths", "5 hundredths", "3 millions", "18 sixty", "18 factorial", "18 and", "2 more than"),
-        *("18 or so", "18 is wrong", "18 not 19", "five 18", "18 plus tax", "18 times two", "18 eggs, 3 hens"),
+        *(
+            "18 or so",
+            "18 is wrong",
+            "18 not 19",
+            "five 18",
+            "18 plus tax",
+            "18 times two",
+            "18 inf",
+            "18 eggs, 3 hens",
+        ),
         *("9" * (MAX_CHARS + 1), "1" * 5000, "18 " + "e" * 300),
     ],
 )

@@ -29,10 +29,14 @@ def compare(answer: str, truth: str, time_limit: float = TIME_LIMIT) -> str:
     `time_limit`: seconds of wall clock.  The start of the process, about a second, comes before the first pair and
     after one that timed out.  Threads wait for one another.  Raises ValueError for a limit that is no positive number.
     """
+    check_time_limit(time_limit)
+    return _process_of(os.getpid()).ask(answer, truth, time_limit)
+
+
+def check_time_limit(time_limit: float) -> None:
     if not isinstance(time_limit, int | float) or not 0 < time_limit <= threading.TIMEOUT_MAX:
         accepted = f"a positive number of seconds, at most {threading.TIMEOUT_MAX:g}"
         raise ValueError(f"time_limit: got {time_limit!r}; accepted is {accepted}")
-    return _process_of(os.getpid()).ask(answer, truth, time_limit)
 
 
 @lru_cache(maxsize=1)

@@ -28,8 +28,10 @@ def judge_answer(answer: str, ground_truth: str, time_limit: float = algebra.TIM
     formula is asked for, sympy compares: a term exactly, a list such as `2, 5, 7` in any order.  Anything else is
     right where it repeats the ground truth, a word in any case; that goes for equations, inequalities and factorials.
 
-    `time_limit`: seconds that sympy may take.  Raises ValueError for a ground truth that cannot be read.
+    `time_limit`: seconds that sympy may take.  Raises ValueError for one that is not positive, and for a ground
+    truth that cannot be read.
     """
+    algebra.check_time_limit(time_limit)
     check_text("answer", answer)
     truth = read_truth(ground_truth)
     answer = answer.strip()

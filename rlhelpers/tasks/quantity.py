@@ -82,7 +82,7 @@ def _peel(text: str) -> str:
 
 
 def _without_outer_layer(text: str) -> str:
-    text = _STYLED.sub(r"\1", text).strip()
+    text = _STYLED.sub(r" \1 ", text).strip()
     if match := _WRAPPED.fullmatch(text):
         return next(part for part in match.groups()[1:] if part is not None)
     is_stray = text.endswith((")", "]")) and "(" not in text and "[" not in text  # [0, 1) is a half-open interval
