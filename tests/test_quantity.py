@@ -169,7 +169,7 @@ def test_no_quantity(text):
         ("", ""),
         (" She has 18. ", "She has 18"),
         ("The answer is **18**", "The answer is **18**"),
-        (r"\text{x}+1", "x+1"),
+        (r"\text{x}+1", "x +1"),
         ("y = 2x + 1", "2x + 1"),
         ("width = 3", "width = 3"),
         ("x == 3", "x == 3"),
