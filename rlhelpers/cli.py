@@ -69,6 +69,30 @@ def bench_grader(options: argparse.Namespace) -> None:
     print(f"The numbers are in {conditions.write_report('grader', report)}")
 
 
+def bench_rollouts(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import conditions, rollouts, tables
+
+    report = rollouts.bench_rollouts()
+    print(tables.rollouts_text(report))
+    print(f"The numbers are in {conditions.write_report('rollouts', report)}")
+
+
+def bench_step(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import conditions, step, tables
+
+    report = step.bench_step()
+    print(tables.step_text(report))
+    print(f"The numbers are in {conditions.write_report('step', report)}")
+
+
+def bench_whole_step(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import conditions, tables, whole_step
+
+    report = whole_step.bench_whole_step()
+    print(tables.whole_step_text(report))
+    print(f"The numbers are in {conditions.write_report('whole-step', report)}")
+
+
 def exercises(options: argparse.Namespace) -> None:
     from rlhelpers.workbook.exercises import write_exercises
 
@@ -101,6 +125,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("responses", nargs="?", help="a file, .jsonl or .jsonl.gz (default: invented responses)")
     command.add_argument("--course", metavar="FILE", help="measure another grader too: python, with r1_zero_reward_fn")
     command.set_defaults(run=bench_grader)
+    command = benches.add_parser("rollouts", help="the in-process engine against transformers' generate")
+    command.set_defaults(run=bench_rollouts)
+    command = benches.add_parser("step", help="the training step against the textbook's and TRL's")
+    command.set_defaults(run=bench_step)
+    command = benches.add_parser("whole-step", help="sample, grade and train, against a plain loop and TRL")
+    command.set_defaults(run=bench_whole_step)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
     command.add_argument("folder", help="where to write them")
     command.set_defaults(run=exercises)

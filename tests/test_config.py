@@ -62,6 +62,7 @@ def test_numbers_that_arrive_as_text_are_read():
         ({"group_size": 1}, "group_size: got 1; it must be at least 2"),
         ({"min_tokens": 65}, "min_tokens: got 65; it must be at most max_tokens=64"),
         ({"engine": "vlm"}, "engine: got 'vlm'; .*'torch', 'vllm' or 'vllm-server'"),
+        ({"gradient_checkpointing": True, "components": "mine"}, "gradient_checkpointing: got True; it must be False"),
         ({"engine_gpu": 1}, 'engine_gpu: got 1; it must be None unless engine is "vllm-server"'),
         ({"engine_gpu": 0, "engine": "vllm"}, "engine_gpu: got 0; it must be None"),
         ({"engine_gpu": -1, "engine": "vllm-server"}, "engine_gpu: got -1"),

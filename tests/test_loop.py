@@ -4,6 +4,7 @@ import json
 import sys
 import types
 
+import pandas as pd
 import pytest
 import torch
 from copying_engine import CopyingEngine, fingerprint
@@ -179,6 +180,16 @@ def test_old_log_probs_are_those_of_the_policy_that_sampled(monkeypatch):
     train(make_config(**settings, estimator=row, learning_rate=1e-3))
     assert len(ratios) == 2
     assert ratios[0] < 1e-5 < 1e-3 < ratios[1]
+
+
+def test_gradient_checkpointing_changes_memory_and_not_the_run():
+    settings = WITH_ANSWERS | {"num_rollout_steps": 1, "eval_every": 1}
+    with_it, without = (
+        without_times(read_metrics(train(make_config(**settings, gradient_checkpointing=wanted))))
+        for wanted in (True, False)
+    )
+    assert with_it["grad_norm"][1] > 0
+    pd.testing.assert_frame_equal(with_it, without, rtol=1e-3, check_exact=False)
 
 
 def test_a_reader_s_own_row_trains():

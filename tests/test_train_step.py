@@ -20,6 +20,7 @@ from rlhelpers.kernels.losses import (
     truncated_importance_weights,
 )
 from rlhelpers.kernels.tokens import encode, tokenize_prompt_and_output
+from rlhelpers.kernels.train_step import pack_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -306,11 +307,11 @@ def test_weights_are_constants_also_when_they_carry_a_gradient(tiny_gpt2, tokeni
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_without_weights_the_step_is_bit_for_bit_the_kernels_composed(name, tiny_gpt2, tokenizer):
-    """No row of the table has a cap, and so none has weights: one batch through the kernels by hand, in float32, with
-    no row pruned."""
+def test_without_weights_the_step_is_the_kernels_composed(name, tiny_gpt2, tokenizer):
+    """No row of the table has a cap, and so none has weights: one batch through the kernels by hand, every row whole
+    and none pruned."""
     rows = make_rows([1.0, 0, 0, 0, 0, 1, 1, 1], LENGTHS[:8])
-    stepped, by_hand = tiny_gpt2(torch.float32), tiny_gpt2(torch.float32)
+    stepped, by_hand = tiny_gpt2(), tiny_gpt2()
     row = ESTIMATORS[name]
     if row.baseline == "none":
         rows = [(prompt, response, reward + 1) for prompt, response, reward in rows]  # 0 would be pruned
@@ -333,11 +334,11 @@ def test_without_weights_the_step_is_bit_for_bit_the_kernels_composed(name, tiny
     )
     aggregate_loss_across_microbatch(loss, batch["response_mask"], row.loss_normalization, Z).backward()
     optimizer.step()
-    assert torch.equal(weights(stepped), weights(by_hand))
+    assert_same(weights(stepped), weights(by_hand))
     ones = {"token_weights": torch.ones_like(arguments["old_log_probs"])}
-    again = tiny_gpt2(torch.float32)
+    again = tiny_gpt2()
     step(again, tokenizer, rows, **arguments | ones)
-    assert torch.equal(weights(again), weights(by_hand))
+    assert torch.equal(weights(again), weights(stepped))
 
 
 # --- what was sampled is what is scored -----------------------------------------------------------------------------
@@ -411,7 +412,22 @@ def test_old_log_probs_follow_their_rows_through_pruning_and_cutting(tiny_gpt2, 
     old = torch.arange(12.0)[:, None].expand(scores.shape)
     step(model, tokenizer, rows, cuts=5, importance_reweighting_method=spy, old_log_probs=old)
     kept = [0, 1, 2, 3, 8, 10]
-    assert seen == [(float(i), LENGTHS[i]) for i in kept]
+    assert sorted(seen) == [(float(i), LENGTHS[i]) for i in kept]
+
+
+@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 5, 12, 100])
+def test_packed_rows_are_all_there_once_and_within_the_budget(microbatch_size):
+    prompts = [4, 9, 2]  # of the three groups of four
+    lengths = [prompts[i // 4] + n for i, n in enumerate(LENGTHS)]
+    rows = [i for i in range(12) if i not in (5, 9)]
+    packs = [pack.tolist() for pack in pack_rows(rows, lengths, 4, microbatch_size)]
+    assert sorted(row for pack in packs for row in pack) == rows
+    assert all(len(pack) * max(lengths[row] for row in pack) <= microbatch_size * max(lengths) for pack in packs)
+    if microbatch_size >= 4:  # then every group fits, and is in one piece
+        assert sum(len({row // 4 for row in pack}) for pack in packs) == 3
+    groups = [row // 4 for pack in packs for row in pack]
+    assert groups == sorted(groups, key=lambda g: max(lengths[row] for row in rows if row // 4 == g))
+    assert pack_rows([], lengths, 4, microbatch_size) == []
 
 
 def test_on_policy_the_loss_is_0_and_the_gradient_is_not(tiny_gpt2, tokenizer):

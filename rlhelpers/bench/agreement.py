@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.logprobs import engine_mismatch, get_response_log_probs
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
+from rlhelpers.kernels.train_step import TokenIds
 from rlhelpers.rollouts import Rollout, Sampling
 from rlhelpers.training.sampler import LIMITS
 
@@ -22,14 +23,15 @@ MAX_STANDARD_ERRORS = 5.0
 class Agreement:
     """Of an engine and the policy, over the tokens of some samples.
 
-    `mismatch_mean` and `mismatch_max` of |log pi - log mu| in nats: is what the engine says of its samples true?
+    `mismatch_mean` and `mismatch_max` of |log pi - log mu| in nats: is what the engine says of its samples true?  None
+    for an engine that says nothing.
     `bias`: in standard errors, the mean over tokens of log pi(y_t) + H(pi), which is 0 on average where tokens are
     drawn from pi: are the samples what a policy of that entropy would say?  A greedy engine can be right about its
     log-probs and still draw the wrong tokens.  None where `min_tokens` bars the end, for pi does not.
     """
 
-    mismatch_mean: float
-    mismatch_max: float
+    mismatch_mean: float | None
+    mismatch_max: float | None
     bias: float | None
 
 
@@ -37,28 +39,40 @@ def agreement(
     rollouts: Sequence[Rollout], sampling: Sampling, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Agreement:
     """Scores every sampled token by the policy.  `sampling`: at temperature 1, with top_p 1."""
-    pairs = [(r.prompt_token_ids, c.token_ids, c.log_probs) for r in rollouts for c in r.completions]
-    parts = [_score(pairs[start : start + ROWS], policy, tokenizer) for start in range(0, len(pairs), ROWS)]
-    trainer, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
-    engine = torch.tensor([log_prob for _, _, log_probs in pairs for log_prob in log_probs])
-    mismatch = engine_mismatch(trainer[None], engine[None], torch.ones_like(trainer)[None])
-    surplus = (trainer + entropy).double()
-    bias = (surplus.mean() / (surplus.std() / math.sqrt(len(surplus)))).item() if not sampling.min_tokens else None
-    return Agreement(mismatch["mismatch_mean"], mismatch["mismatch_max"], bias)
+    samples = [(r.prompt_token_ids, c) for r in rollouts for c in r.completions]
+    log_probs, entropy = score([(prompt, c.token_ids) for prompt, c in samples], policy, tokenizer)
+    engine = torch.tensor([log_prob for _, c in samples for log_prob in c.log_probs])
+    mean, largest = None, None
+    if len(engine):
+        found = engine_mismatch(log_probs[None], engine[None], torch.ones_like(log_probs)[None])
+        mean, largest = found["mismatch_mean"], found["mismatch_max"]
+    return Agreement(mean, largest, None if sampling.min_tokens else sampling_bias(log_probs, entropy))
+
+
+def sampling_bias(log_probs: Tensor, entropy: Tensor) -> float:
+    """See Agreement; of tokens that were sampled at temperature 1, (tokens,) each, as `score` gives them."""
+    surplus = (log_probs + entropy).double()
+    return (surplus.mean() / (surplus.std() / math.sqrt(len(surplus)))).item()
 
 
 def refuse_unless_same(found: Agreement, engine: str, dtype: torch.dtype) -> None:
     """Raises ValueError naming the engine where its speed would be that of another computation."""
     limit = LIMITS[dtype]
-    if not found.mismatch_mean <= limit:
+    if found.mismatch_mean is not None and not found.mismatch_mean <= limit:
         raise ValueError(
             f"engines: no speeds, for {engine}'s log-probs differ from the policy's by {found.mismatch_mean:.3g} nats "
             f"on average, at most {found.mismatch_max:.3g}; accepted is a mean of up to {limit}"
         )
-    if found.bias is not None and not abs(found.bias) <= MAX_STANDARD_ERRORS:
+    if found.bias is not None:
+        refuse_unless_unbiased(found.bias, engine)
+
+
+def refuse_unless_unbiased(bias: float, engine: str) -> None:
+    """Raises ValueError naming the engine that does not sample from the policy."""
+    if not abs(bias) <= MAX_STANDARD_ERRORS:
         raise ValueError(
             f"engines: no speeds, for {engine} does not sample from the policy: the mean log-prob of its tokens is "
-            f"{found.bias:.1f} standard errors from minus the policy's entropy; accepted are {MAX_STANDARD_ERRORS:.0f}"
+            f"{bias:.1f} standard errors from minus the policy's entropy; accepted are {MAX_STANDARD_ERRORS:.0f}"
         )
 
 
@@ -74,10 +88,17 @@ def refuse_unless_done(rollouts: Sequence[Rollout], prompts: Sequence[str], samp
         )
 
 
+def score(token_ids: TokenIds, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
+    """The policy's log-probs of the response tokens and the entropies of its distributions there, (tokens,) each, row
+    by row.  Whole rows are read, nothing is shared."""
+    parts = [_score(token_ids[start : start + ROWS], policy, tokenizer) for start in range(0, len(token_ids), ROWS)]
+    log_probs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+    return log_probs, entropy
+
+
 @torch.no_grad()
-def _score(pairs, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
-    """The policy's log-probs of the response tokens and the entropies of its distributions there, (tokens,) each."""
-    prompts, outputs, _ = zip(*pairs, strict=True)
+def _score(pairs: TokenIds, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
+    prompts, outputs = zip(*pairs, strict=True)
     batch = pad_prompts_and_outputs(prompts, outputs, padding_id(tokenizer))
     inputs, labels = batch["input_ids"].to(policy.device), batch["labels"].to(policy.device)
     with eval_mode(policy):

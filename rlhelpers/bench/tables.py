@@ -31,6 +31,65 @@ def engines_text(report: Mapping[str, Any]) -> str:
     return "\n".join([_table(work), "", _table(lives), *notes])
 
 
+def rollouts_text(report: Mapping[str, Any]) -> str:
+    """What `bench_rollouts` reports."""
+    found = ", ".join(f"{errors:+.1f} ({name})" for name, errors in report["likelihood"].items())
+    note = f"mean log-prob of a response, the engines' difference in standard errors within prompts: {found}"
+    return "\n".join([engines_text(report), note])
+
+
+def step_text(report: Mapping[str, Any]) -> str:
+    """What `bench_step` reports."""
+    rows = [
+        _contestant_row(name, row) | {"tokens read": f"{row['tokens_read']:,}"}
+        for name, row in report["contestants"].items()
+    ]
+    notes = [
+        f"One AdamW step of Dr. GRPO on the same {report['responses']} responses in groups of {report['group_size']}, "
+        f"{report['response_tokens']:,} tokens in all; {report['without_advantage']} responses have no advantage.",
+        "tokens read: those that go through the model forward, prompts and padding included.",
+    ]
+    return _contestants_text(rows, notes, report)
+
+
+def whole_step_text(report: Mapping[str, Any]) -> str:
+    """What `bench_whole_step` reports."""
+    rows = [
+        _contestant_row(name, row)
+        | {"tokens per response": f"{row['response_length']:.1f}", "bias": f"{row['bias']:+.1f}"}
+        for name, row in report["contestants"].items()
+    ]
+    notes = [
+        f"Sample, grade, train: {report['responses']} responses in groups of {report['group_size']}, Dr. GRPO; each "
+        "trains on its own samples.  rlhelpers: all that a run does in a step but validation.",
+        "bias: in standard errors, of the mean log-prob of the samples from minus the policy's entropy.",
+    ]
+    return _contestants_text(rows, notes, report)
+
+
+def _contestant_row(name: str, row: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "step": name,
+        "seconds": Spread(**row["seconds"]).show(2),
+        "ratio": Spread(**row["ratio"]).show(2),
+        "extra MiB": f"{row['extra_bytes'] / 2**20:,.0f}",
+        "difference": f"{row['difference']:.1e}",
+    }
+
+
+def _contestants_text(rows: list[dict[str, str]], notes: list[str], report: Mapping[str, Any]) -> str:
+    first, row = next(iter(report["contestants"].items()))
+    notes = [
+        "",
+        *notes,
+        f"Median (lowest to highest) of {row['rounds']} rounds in turns after a warm-up; the ratio to the seconds of "
+        f"{first} is taken round by round.",
+        "difference: of the update of the weights from the textbook's, |a - b| / |b|.  extra MiB: peak RAM above what "
+        "the process held before, each in a process of its own.",
+    ]
+    return "\n".join([_table(pd.DataFrame(rows)), *notes, conditions_text(report["conditions"])])
+
+
 def ahead_text(report: Mapping[str, Any]) -> str:
     """What `bench_ahead` reports."""
     table = _table(pd.DataFrame([_ahead_row(name, row) for name, row in report["runs"].items()]))
@@ -91,8 +150,8 @@ def _work_row(workload: str, engine: str, row: Mapping[str, Any]) -> dict[str, s
         "tokens/s": Spread(**row["tokens_per_second"]).show(0),
         "ratio": Spread(**row["ratio"]).show(2),
         "cores": f"{row['cores']['median']:.2f}",
-        "mismatch mean": f"{row['mismatch_mean']:.1e}",
-        "max": f"{row['mismatch_max']:.1e}",
+        "mismatch mean": "" if row["mismatch_mean"] is None else f"{row['mismatch_mean']:.1e}",
+        "max": "" if row["mismatch_max"] is None else f"{row['mismatch_max']:.1e}",
         "bias": "" if row["bias"] is None else f"{row['bias']:+.1f}",
     }
 

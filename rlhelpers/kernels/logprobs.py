@@ -5,8 +5,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlhelpers.eval_mode import eval_mode
+from rlhelpers.eval_mode import checkpointing_in_eval_mode, eval_mode
 from rlhelpers.kernels.checks import check_positive, check_same_shape
+from rlhelpers.kernels.shared_prompts import can_share, head_is_linear, response_states
+from rlhelpers.kernels.vocabulary import log_probs_and_entropy
 
 # The ratios of a token's two probabilities within which trainer and engine are said to agree.
 AGREEMENT = (0.9, 1.1)
@@ -19,6 +21,7 @@ def get_response_log_probs(
     return_token_entropy: bool = False,
     *,
     temperature: float = 1.0,
+    response_mask: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """log pi_theta(label | what stands before it), for every position (handout, section 4.2).
 
@@ -28,7 +31,11 @@ def get_response_log_probs(
     positions are finite and mean nothing.
 
     `temperature` divides the logits: give the one that the responses were sampled with, or the log-probs are of
-    another policy than the one that acted.  Raises ValueError when it is not positive or shapes differ.
+    another policy than the one that acted.  `response_mask`: (batch, length) bool, what is wanted; the others are
+    then 0 and cost nothing: rows share the prompt that they have in common, and no logits are held but of a chunk of
+    tokens.  The values are the same up to rounding.  With gradient checkpointing, rows are read whole where there will
+    be a gradient: a cache of keys and values cannot be computed twice.  Raises ValueError when the temperature is not
+    positive or shapes differ.
     """
     check_positive("temperature", temperature)
     if input_ids.ndim != 2 or input_ids.shape != labels.shape:
@@ -36,12 +43,29 @@ def get_response_log_probs(
             f"input_ids and labels: got shapes {tuple(input_ids.shape)} and {tuple(labels.shape)}; "
             "both must be (batch, length)"
         )
-    logits = model(input_ids=input_ids, use_cache=False).logits
+    if response_mask is not None and head_is_linear(model):
+        return _of_responses(model, input_ids, labels, response_mask, temperature, return_token_entropy)
+    with checkpointing_in_eval_mode(model):
+        logits = model(input_ids=input_ids, use_cache=False).logits
     # Half-precision logits are normalised in float32: log-probs are differences of large numbers.
     log_distribution = torch.log_softmax(logits.to(_at_least_float32(logits)) / temperature, dim=-1)
     result = {"log_probs": log_distribution.gather(-1, labels[..., None]).squeeze(-1)}
     if return_token_entropy:
         result["token_entropy"] = token_entropy(log_distribution.detach())
+    return result
+
+
+def _of_responses(model, input_ids, labels, mask, temperature, return_token_entropy) -> dict[str, Tensor]:
+    if can_share(model) and not (model.is_gradient_checkpointing and torch.is_grad_enabled()):
+        states = response_states(model, input_ids, mask)
+    else:
+        with checkpointing_in_eval_mode(model):
+            states = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
+    head = model.get_output_embeddings()
+    log_probs, entropy = log_probs_and_entropy(states, head.weight, head.bias, labels[mask], temperature)
+    result = {"log_probs": log_probs.new_zeros(mask.shape).masked_scatter(mask, log_probs)}
+    if return_token_entropy:
+        result["token_entropy"] = entropy.new_zeros(mask.shape).masked_scatter(mask, entropy)
     return result
 
 
@@ -61,16 +85,19 @@ def score_batch(
     labels: Tensor,
     microbatch_size: int,
     temperature: float = 1.0,
+    response_mask: Tensor | None = None,
 ) -> Tensor:
-    """log pi_0 of a whole batch, (batch, length) float32, without gradient and dropout, in microbatches.
+    """log pi_0 of a whole batch, (batch, length) float32, without gradient and dropout, in microbatches; of its
+    responses only, where their mask is given.
 
     Call it once for each rollout batch, before the first update, with the weights that sampled.
     """
     with eval_mode(model):
-        parts = [
-            get_response_log_probs(model, x.to(model.device), y.to(model.device), temperature=temperature)["log_probs"]
-            for x, y in zip(input_ids.split(microbatch_size), labels.split(microbatch_size), strict=True)
-        ]
+        parts = []
+        for start in range(0, len(input_ids), microbatch_size):
+            rows = slice(start, start + microbatch_size)
+            x, y, mask = (t if t is None else t[rows].to(model.device) for t in (input_ids, labels, response_mask))
+            parts.append(get_response_log_probs(model, x, y, temperature=temperature, response_mask=mask)["log_probs"])
     return torch.cat(parts)
 
 

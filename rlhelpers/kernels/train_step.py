@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -60,10 +61,11 @@ def grpo_train_step(
 ) -> tuple[Tensor, dict[str, Tensor | float | None]]:
     """Grade, normalise, score, and step once (handout, sections 4.2 and 6).
 
-    The batch holds B = groups x group_size rollouts, a group's responses side by side.  It is cut into microbatches
-    of ceil(B / `gradient_accumulation_steps`) rows.  Rows whose advantage is exactly zero are taken out
-    before the model sees them; the microbatch size stays, so fewer microbatches are computed.  Sequence
-    normalization still divides by B, so the gradient is that of the whole batch, whatever the cut.
+    The batch holds B = groups x group_size rollouts, a group's responses side by side.  Rows whose advantage is
+    exactly zero are taken out before the model sees them.  The others are cut into microbatches, short ones together,
+    of no more tokens than ceil(B / `gradient_accumulation_steps`) of the longest rows; see `pack_rows`.  In each, a
+    prompt is read once for all of its rows.  Sequence normalization still divides by B, so the gradient is that of
+    the whole batch, whatever the cut.
 
     `old_log_probs`: (B, width of the whole batch's labels).  `rollout_token_ids`: what the engine read and sampled,
     scored instead of the re-encoded text.  `temperature`: the one that the responses were sampled with.
@@ -102,7 +104,8 @@ def grpo_train_step(
         temperature,
         len(advantages),
     )
-    loss, metadata = _accumulate(model, batch, kept.split(microbatch_size) if len(kept) else [], objective)
+    microbatches = pack_rows(kept.tolist(), _lengths(batch), group_size, microbatch_size)
+    loss, metadata = _accumulate(model, batch, microbatches, objective)
     if len(kept):
         metadata |= _update(model, optimizer, loss, max_grad_norm)
     else:  # no gradient at all: an optimizer with momentum or weight decay must not move either
@@ -124,7 +127,9 @@ class _Objective:
 
     def __call__(self, model: PreTrainedModel, rows: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         mask = rows["response_mask"]
-        scores = get_response_log_probs(model, rows["input_ids"], rows["labels"], True, temperature=self.temperature)
+        scores = get_response_log_probs(
+            model, rows["input_ids"], rows["labels"], True, temperature=self.temperature, response_mask=mask
+        )
         loss, metadata = compute_policy_gradient_loss(
             rows["advantages"],
             scores["log_probs"],
@@ -203,6 +208,31 @@ def _make_batch(token_ids: TokenIds, advantages: Tensor, per_token: dict[str, Te
             raise ValueError(f"{name}: not finite at a token of a response")
         batch[name] = values.detach()
     return batch
+
+
+def _lengths(batch: dict[str, Tensor]) -> list[int]:
+    """Tokens of every row, without padding."""
+    columns = torch.arange(1, batch["response_mask"].shape[1] + 1)
+    return torch.where(batch["response_mask"], columns, 0).amax(dim=1).tolist()
+
+
+def pack_rows(rows: Sequence[int], lengths: Sequence[int], group_size: int, microbatch_size: int) -> list[Tensor]:
+    """The rows in microbatches: (rows,) int64 each, short groups first, and a group in one piece where it fits.
+
+    With its padding, no microbatch holds more tokens than `microbatch_size` of the longest rows.
+    """
+    budget = microbatch_size * max(lengths, default=0)
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row // group_size)]
+    packs: list[list[int]] = [[]]
+    for group in sorted(groups, key=lambda group: max(lengths[row] for row in group)):
+        width = max(lengths[row] for row in group)
+        if (len(packs[-1]) + len(group)) * width > budget:
+            packs.append([])
+        at_most = max(1, budget // width)
+        pieces = [group[start : start + at_most] for start in range(0, len(group), at_most)]
+        packs[-1] += pieces[0]
+        packs += pieces[1:]
+    return [torch.tensor(pack) for pack in packs if pack]
 
 
 def _select(batch: dict[str, Tensor], rows: Tensor, device) -> dict[str, Tensor]:

@@ -1,19 +1,21 @@
 """The in-process engine: plain torch on a transformers model and its cache.
 
-Each prompt is read once and its keys and values are shared out to its G rows; all rows of a chunk then grow by one
-token per forward pass, and rows that are done leave.  What it leaves out: continuous batching, paged memory, and
+Each prompt is read once, and its G rows share its keys and values; all rows of a chunk grow by one token per forward
+pass, and rows that are done leave.  What it leaves out: continuous batching, paged memory, and
 anything else that makes a server; see the vLLM engines for those.
 """
 
-import inspect
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.eval_mode import eval_mode
+from rlhelpers.kernels.shared_prompts import cache_argument, can_share
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
+from rlhelpers.rollouts.group_cache import GroupCache
 
 
 class TorchEngine:
@@ -61,78 +63,120 @@ class TorchEngine:
 
     def _sample(self, prompt_ids: list[list[int]], luck: Tensor, sampling: Sampling) -> list[Completion]:
         """Completions of one chunk, a prompt's rows side by side."""
-        logits, state = self._prefill(prompt_ids, sampling.n)
-        rows = [_Row() for _ in range(len(luck))]
-        alive = torch.arange(len(luck))
+        make_cache = GroupCache if can_group(self.model) else PlainCache
+        pad_id = self.eos_ids[0] if self.eos_ids else 0
+        cache = make_cache(self.model, prompt_ids, sampling.n, sampling.max_tokens, pad_id)
+        logits, device = cache.logits, cache.logits.device
+        written = _Written(len(luck), sampling, self.tokenizer, self.eos_ids)
+        slots, luck = torch.arange(len(luck)).view(-1, sampling.n), luck.to(device)
         for step in range(sampling.max_tokens):
             barred = self.eos_ids if step < sampling.min_tokens else []
-            tokens, log_probs = draw_tokens(logits, luck[alive, step].to(logits.device), sampling, barred)
-            for row, token, log_prob in zip(alive.tolist(), tokens.tolist(), log_probs.tolist(), strict=True):
-                if rows[row].finish_reason is None:
-                    self._append(rows[row], token, log_prob, sampling)
-            staying = torch.tensor([rows[row].finish_reason is None for row in alive.tolist()])
-            if not staying.any() or step + 1 == sampling.max_tokens:
+            rows = slots.flatten()
+            tokens, log_probs = draw_tokens(logits, luck[rows.to(device), step], sampling, barred)
+            written.append(rows, tokens.cpu(), log_probs.cpu())
+            growing = written.is_growing[slots]
+            if not growing.any() or step + 1 == sampling.max_tokens:
                 break
-            # Leaving costs a copy of the cache, so wait until an eighth of the rows is done.
-            if 8 * (~staying).sum() >= len(alive):
-                kept = staying.nonzero().squeeze(1)
-                alive, tokens = alive[kept], tokens[kept.to(tokens.device)]
-                state.keep(kept)
-            logits = state.advance(self.model, tokens[:, None])
-        return [self._complete(row, sampling.stop) for row in rows]
+            slots, tokens = self._leave(cache, slots, growing, tokens)
+            logits = cache.advance(self.model, tokens)
+        return written.completions()
 
-    def _prefill(self, prompt_ids: list[list[int]], n: int) -> tuple[Tensor, "_State"]:
-        """Read each prompt once, padded on the left so that all end together, then repeat everything n times."""
+    def _leave(self, cache, slots: Tensor, growing: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows that are done leave, once that makes the batch smaller by an eighth: it costs a copy of the cache.
+
+        slots, growing (groups, n).  Every group keeps as many rows as the fullest one, so some of
+        them may be done.
+        """
+        groups, n = growing.any(dim=1).nonzero().squeeze(1), int(growing.sum(dim=1).max())
+        if 8 * len(groups) * n > 7 * slots.numel():
+            return slots, tokens
+        first = growing[groups].sort(dim=1, descending=True, stable=True).indices[:, :n]
+        rows = (groups[:, None] * slots.shape[1] + first).flatten()
+        cache.keep(groups.to(tokens.device), rows.to(tokens.device))
+        return slots[groups].gather(1, first), tokens[rows.to(tokens.device)]
+
+
+class _Written:
+    """What every row has written, and whether it goes on."""
+
+    def __init__(self, rows: int, sampling: Sampling, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]):
+        self.sampling, self.tokenizer, self.eos_ids = sampling, tokenizer, torch.tensor(eos_ids, dtype=torch.long)
+        self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long)
+        self.log_probs = torch.zeros(rows, sampling.max_tokens)
+        self.lengths = torch.zeros(rows, dtype=torch.long)
+        self.is_growing = torch.ones(rows, dtype=torch.bool)
+        self.hit_stop = torch.zeros(rows, dtype=torch.bool)
+        self.may_end_stop = None if sampling.stop is None else tokens_with(tokenizer, sampling.stop[-1])
+
+    def append(self, rows: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
+        """One token for each of the rows; those that are done take none."""
+        growing = self.is_growing[rows]
+        rows, tokens = rows[growing], tokens[growing]
+        step = self.lengths[rows]
+        self.tokens[rows, step], self.log_probs[rows, step] = tokens, log_probs[growing]
+        self.lengths[rows] += 1
+        checked = self.lengths[rows] >= self.sampling.min_tokens
+        ended = checked & torch.isin(tokens, self.eos_ids)
+        if self.may_end_stop is not None:
+            for i in (checked & ~ended & self.may_end_stop[tokens]).nonzero().flatten().tolist():
+                self.hit_stop[rows[i]] = ended[i] = self._ends_with_stop(rows[i])
+        self.is_growing[rows] = ~ended
+
+    def _ends_with_stop(self, row: Tensor) -> bool:
+        # Every token is at least one byte, so the stop string lies within its length in tokens.
+        end = int(self.lengths[row])
+        tail = self.tokens[row, max(0, end - len(self.sampling.stop)) : end]
+        return self.sampling.stop in self.tokenizer.decode(tail.tolist(), skip_special_tokens=True)
+
+    def completions(self) -> list[Completion]:
+        rows = range(len(self.lengths))
+        ids = [self.tokens[row, : self.lengths[row]].tolist() for row in rows]
+        texts = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [self._completion(row, ids[row], texts[row]) for row in rows]
+
+    def _completion(self, row: int, ids: list[int], text: str) -> Completion:
+        if self.hit_stop[row]:
+            text = text[: text.rindex(self.sampling.stop) + len(self.sampling.stop)]
+        reason = "length" if self.is_growing[row] else "stop"
+        return Completion(text, ids, reason, self.log_probs[row, : len(ids)].tolist())
+
+
+def tokens_with(tokenizer: PreTrainedTokenizerBase, sign: str) -> Tensor:
+    """Which tokens hold a sign: (vocabulary,) bool.  Only after these can a string that ends with it have been
+    written, so only then the text is looked at.  A sign of several bytes may come in pieces: then all of them."""
+    return _tokens_with(tokenizer, sign, len(tokenizer))
+
+
+@lru_cache(maxsize=8)
+def _tokens_with(tokenizer: PreTrainedTokenizerBase, sign: str, size: int) -> Tensor:
+    if not sign.isascii():
+        return torch.ones(size, dtype=torch.bool)
+    return torch.tensor([sign in text for text in tokenizer.batch_decode([[i] for i in range(size)])])
+
+
+def can_group(model: PreTrainedModel) -> bool:
+    """Whether a group can share its prompt's keys and values while it grows."""
+    return can_share(model) and model._can_set_attn_implementation()
+
+
+class PlainCache:
+    """As GroupCache, for models of any kind: every row has a copy of its prompt, and the cache grows by copying."""
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], n: int, room: int, pad_id: int):
         width = max(len(ids) for ids in prompt_ids)
-        pad = self.eos_ids[0] if self.eos_ids else 0
-        input_ids = torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompt_ids], device=self.model.device)
-        lengths = torch.tensor([len(ids) for ids in prompt_ids], device=self.model.device)
-        mask = (torch.arange(width, device=self.model.device) >= width - lengths[:, None]).long()
-        state = _State(DynamicCache(config=self.model.config), mask[:, :0])
-        logits = state.advance(self.model, input_ids, mask)
-        state.repeat(n)
-        return logits.repeat_interleave(n, dim=0), state
+        input_ids = torch.tensor([[pad_id] * (width - len(ids)) + list(ids) for ids in prompt_ids], device=model.device)
+        lengths = torch.tensor([len(ids) for ids in prompt_ids], device=model.device)
+        self.cache = DynamicCache(config=model.config)
+        self.mask = torch.zeros(len(prompt_ids), 0, dtype=torch.long, device=model.device)
+        self.logits = self._read(model, input_ids, torch.arange(width, device=model.device) >= width - lengths[:, None])
+        self.logits, self.mask = self.logits.repeat_interleave(n, dim=0), self.mask.repeat_interleave(n, dim=0)
+        self.cache.batch_repeat_interleave(n)
 
-    def _append(self, row: "_Row", token: int, log_prob: float, sampling: Sampling) -> None:
-        row.token_ids.append(token)
-        row.log_probs.append(log_prob)
-        if len(row.token_ids) < sampling.min_tokens:
-            return
-        if token in self.eos_ids:
-            row.finish_reason = "stop"
-        elif sampling.stop is not None:
-            # Every token is at least one byte, so the stop string lies within its length in tokens.
-            tail = self.tokenizer.decode(row.token_ids[-len(sampling.stop) :], skip_special_tokens=True)
-            if sampling.stop in tail:
-                row.finish_reason, row.hit_stop = "stop", True
+    def advance(self, model: PreTrainedModel, tokens: Tensor) -> Tensor:
+        return self._read(model, tokens[:, None], torch.ones_like(tokens[:, None]))
 
-    def _complete(self, row: "_Row", stop: str | None) -> Completion:
-        text = self.tokenizer.decode(row.token_ids, skip_special_tokens=True)
-        if row.hit_stop:
-            text = text[: text.rindex(stop) + len(stop)]
-        return Completion(text, row.token_ids, row.finish_reason or "length", row.log_probs)
-
-
-class _Row:
-    """One growing sample."""
-
-    def __init__(self):
-        self.token_ids: list[int] = []
-        self.log_probs: list[float] = []
-        self.finish_reason: str | None = None
-        self.hit_stop = False
-
-
-class _State:
-    """What a batch of rows has read: the cache, and which positions of it are real."""
-
-    def __init__(self, cache: DynamicCache, mask: Tensor):
-        self.cache, self.mask = cache, mask
-
-    def advance(self, model: PreTrainedModel, input_ids: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Read more tokens; returns the logits after the last one, (rows, vocabulary) float32."""
-        mask = torch.ones_like(input_ids) if mask is None else mask
-        self.mask = torch.cat([self.mask, mask], dim=1)
+    def _read(self, model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+        self.mask = torch.cat([self.mask, mask.long()], dim=1)
         positions = (self.mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         outputs = model(
             input_ids=input_ids,
@@ -144,12 +188,7 @@ class _State:
         )
         return outputs.logits[:, -1].float()
 
-    def repeat(self, n: int) -> None:
-        self.cache.batch_repeat_interleave(n)
-        self.mask = self.mask.repeat_interleave(n, dim=0)
-
-    def keep(self, rows: Tensor) -> None:
-        rows = rows.to(self.mask.device)
+    def keep(self, groups: Tensor, rows: Tensor) -> None:
         self.cache.batch_select_indices(rows)
         self.mask = self.mask[rows]
 
@@ -184,8 +223,3 @@ def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     return torch.zeros_like(probabilities).scatter(-1, order, ordered.where(before < top_p, 0.0))
-
-
-def cache_argument(model: PreTrainedModel) -> str:
-    """transformers 5.24 calls the argument `cache`, 5.19 `past_key_values`."""
-    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"

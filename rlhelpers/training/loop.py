@@ -18,7 +18,7 @@ from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training import components
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.evaluation import Sample, evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
-from rlhelpers.training.policy import load_policy
+from rlhelpers.training.policy import load_policy, make_optimizer
 from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
 from rlhelpers.training.sampler import Sampler, make_engine
@@ -33,7 +33,7 @@ def train(config: RunConfig) -> Path:
     complete steps and says "failed".
     """
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
-    policy, tokenizer = load_policy(config.model, config.device)
+    policy, tokenizer = load_policy(config.model, config.device, config.gradient_checkpointing)
     records = RunRecords(config)
     run = Run(config, task, policy, tokenizer, make_engine(config, policy, tokenizer, records.folder / "engine.log"))
     with records, Progress(config.num_rollout_steps) as progress:
@@ -71,9 +71,7 @@ class Run:
                 f"{config.task!r} fit the context of {policy.config.max_position_embeddings} tokens with "
                 f"max_tokens={config.max_tokens}"
             )
-        self.optimizer = torch.optim.AdamW(
-            policy.parameters(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
-        )
+        self.optimizer = make_optimizer(policy, config)
 
     def train(self, records: RunRecords, progress: Progress, tracker: Tracker) -> None:
         config = self.config

@@ -1,4 +1,4 @@
-"""The model that is trained, and its tokenizer."""
+"""The model that is trained, its tokenizer, and its optimizer."""
 
 import importlib.util
 from pathlib import Path
@@ -8,14 +8,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import logging
 
 from rlhelpers import paths
+from rlhelpers.training.config import RunConfig
 
 
-def load_policy(model: str, device: str = "auto") -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_policy(
+    model: str, device: str = "auto", gradient_checkpointing: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load "tiny", a Hugging Face name, or a directory.  safetensors only; no code from the model's repository.
 
     On CUDA: bf16 weights, as the handout has it (an update far below a weight's own size is rounded away), with
     flash-attention 2 where it is installed and torch's own attention where it is not.
-    On the CPU: float32.  Raises ValueError when CUDA is asked for and absent, or the model cannot be found.
+    On the CPU: float32.  `gradient_checkpointing`: the backward pass keeps each layer's input and computes the rest
+    again.  Raises ValueError when CUDA is asked for and absent, the model cannot be found, or it cannot checkpoint.
     """
     device = choose_device(device)
     logging.disable_progress_bar()  # bars of a fraction of a second, which fill the logs of a run
@@ -41,7 +45,22 @@ def load_policy(model: str, device: str = "auto") -> tuple[PreTrainedModel, PreT
         ) from error
     if loading["missing_keys"]:
         raise ValueError(f"model: got {model!r}, which lacks the weights {sorted(loading['missing_keys'])[:3]} ...")
+    if gradient_checkpointing:
+        if not policy.supports_gradient_checkpointing:
+            raise ValueError(f"gradient_checkpointing: got True; {type(policy).__name__} has none, accepted is False")
+        policy.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return policy.to(device), tokenizer
+
+
+def make_optimizer(policy: PreTrainedModel, config: RunConfig) -> torch.optim.AdamW:
+    """AdamW, on CUDA in one kernel, which needs no copies of the weights' size and rounds once, at the end."""
+    return torch.optim.AdamW(
+        policy.parameters(),
+        lr=config.learning_rate,
+        betas=config.betas,
+        weight_decay=config.weight_decay,
+        fused=policy.device.type == "cuda",
+    )
 
 
 def choose_device(device: str) -> str:

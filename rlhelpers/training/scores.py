@@ -45,7 +45,12 @@ def score_samples(
     needs_all = capped or (needs_old and not engine_is_old)
     rows = slice(None if needs_all else config.microbatch_size)
     trainer = score_batch(
-        policy, batch["input_ids"][rows], batch["labels"][rows], config.microbatch_size, config.temperature
+        policy,
+        batch["input_ids"][rows],
+        batch["labels"][rows],
+        config.microbatch_size,
+        config.temperature,
+        batch["response_mask"][rows],
     ).cpu()
     weights = None
     if capped:

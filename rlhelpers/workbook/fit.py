@@ -132,14 +132,17 @@ def settings_that_fit(machine: Machine, config: RunConfig) -> dict[str, Any] | N
 
 
 def _changes(config: RunConfig, machine: Machine, on_gpu: bool) -> Iterator[dict[str, Any]]:
-    """From what costs least time to what costs most: sleep, smaller microbatches, a smaller cache, another engine.
-    None changes what is learned, but for rounding."""
+    """From what costs least time to what costs most: sleep, smaller microbatches, gradient checkpointing, a smaller
+    cache, another engine.  None changes what is learned, but for rounding."""
     batch, model = config.train_batch_size, machine.architecture
     microbatches = [{}] + [
         {"gradient_accumulation_steps": steps}
         for steps in range(config.gradient_accumulation_steps + 1, batch + 1)
         if batch % steps == 0
     ]
+    checkpointing = [{}]
+    if config.components == "package" and not config.gradient_checkpointing:
+        checkpointing.append({"gradient_checkpointing": True})
     deeper = range(config.sleep_level + 1, 3) if config.engine == "vllm" and on_gpu else ()
     sleep = [{}] + [{"sleep_level": level} for level in deeper]
     least = _longest_response(model, config, on_gpu, machine.prompt_tokens)
@@ -147,7 +150,7 @@ def _changes(config: RunConfig, machine: Machine, on_gpu: bool) -> Iterator[dict
     engines = [{}, *smaller] if config.engine != "torch" else [{}]
     if config.engine == "torch" and on_gpu:
         engines.append({"engine": "vllm", "kv_cache_gib": math.ceil(4 * least), "sleep_level": 1})
-    yield from (engine | s | steps for engine in engines for steps in microbatches for s in sleep)
+    yield from (e | s | m | c for e in engines for c in checkpointing for m in microbatches for s in sleep)
 
 
 def _longest_response(model: Architecture, config: RunConfig, on_gpu: bool, prompt_tokens: int) -> float:

@@ -1,12 +1,14 @@
 """How much memory a run will need, counted from the model's architecture before any weight is loaded."""
 
 import inspect
+import math
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from rlhelpers.kernels import vocabulary
 from rlhelpers.rollouts import TorchEngine
 from rlhelpers.training.config import RunConfig
 
@@ -71,13 +73,12 @@ def predict_memory(
     """The demands of a run, with b bytes per number: 2 (bf16) on a GPU, 4 (float32) on the CPU.
 
     Training: weights, gradients and the two moments of AdamW are b bytes per parameter each, since the optimizer keeps
-    them in the policy's dtype; to them comes one microbatch, see `activation_bytes` and `logit_bytes`.  AdamW on a
-    GPU updates all parameters at once and needs one more copy of them, at a time when no activation is left: it
-    counts where it is larger.
+    them in the policy's dtype; to them comes one microbatch, see `step_bytes`.
 
     Sampling: no gradients (they are freed after each update), but keys and values: in the vLLM engines
     `kv_cache_gib` beside a copy of the weights; in the torch engine 2 x layers x key_values x b bytes per token, one
-    layer twice while it grows, for up to `max_rows` rows at their longest.
+    layer twice while rows leave, for up to `max_rows` rows at their longest, each with a prompt of its own, as in
+    validation.
 
     vLLM on the policy's GPU keeps its weights and cache there while training unless it sleeps; level 1 moves the
     weights to RAM.  It is assumed that the trainer empties torch's cache of free blocks before the engine wakes.
@@ -89,8 +90,6 @@ def predict_memory(
     engine = {"vLLM's weights": weights, "vLLM's cache": config.kv_cache_gib}
     state = {"weights": weights, "AdamW's moments": 2 * weights}
     training = state | {"gradients": weights} | _microbatch(config, model, number, tokens)
-    if on_gpu:
-        training["AdamW's update"] = max(0.0, weights - training["activations"] - training["logits"])
     sampling = dict(state)
     if config.engine == "torch":
         sampling |= _torch_sampling(config, model, number, tokens)
@@ -116,6 +115,39 @@ def predict_memory(
     return [*demands, Demand("RAM", "the run", {"processes": processes} | copies)]
 
 
+def step_bytes(
+    model: Architecture, number: int, rows: int, tokens: int, prompts: int, prompt_tokens: int
+) -> dict[str, int]:
+    """The fullest moment of a forward and a backward pass of the train step, beside weights and gradients.
+
+    `rows` responses of `tokens` tokens each, and `prompts` different prompts of `prompt_tokens` each, one token less
+    than they have: the last one is read with the response.  Of a prompt the last layer gives keys and values alone.
+    Either the loss is computed, when all activations are there, and for each row a copy of its prompt's keys and
+    values; or the backward pass is through with the responses, and their share of the gradient waits for that of the
+    prompts: as large as the weights of the embedding and of all layers but the last.
+    """
+    of_prompts = prompts * prompt_tokens * (model.layers - 1) * _layer_bytes(model, number)
+    activations = of_prompts + activation_bytes(model, rows * tokens, number)
+    logits = chunk_bytes(model, rows * tokens, number)
+    if not prompt_tokens:
+        return {"activations": activations, "logits": logits}
+    copies = 2 * rows * prompt_tokens * model.layers * model.key_values * number
+    layer = model.hidden * (2 * model.hidden + 2 * model.key_values + 3 * model.intermediate)
+    waiting = number * ((model.layers - 1) * layer + model.vocabulary * model.hidden)
+    more = max(0, of_prompts + waiting - activations - logits - copies)
+    return {"activations": activations, "logits": logits, "prompts' copies": copies, "responses' gradients": more}
+
+
+def checkpointed_bytes(model: Architecture, number: int, rows: int, tokens: int, prompt_tokens: int) -> dict[str, int]:
+    """As `step_bytes`, with gradient checkpointing: the input of every layer, and either the loss or all that one layer
+    keeps and the gradient of its MLP's inner numbers.  Rows are read whole."""
+    read = rows * (prompt_tokens + tokens)
+    inputs = read * model.layers * model.hidden * number
+    layer = read * (_layer_bytes(model, number) + model.intermediate * number)
+    loss = chunk_bytes(model, rows * tokens, number) + read * _last_norm_bytes(model, number)
+    return {"activations": inputs + layer, "logits": max(0, loss - layer)}
+
+
 def activation_bytes(model: Architecture, tokens: int, number: int) -> int:
     """What an OLMo-2 model keeps of `tokens` tokens for the backward pass, in bytes; b = `number` bytes per number.
 
@@ -123,17 +155,37 @@ def activation_bytes(model: Architecture, tokens: int, number: int) -> int:
     square (8 bytes for each number, of which one norm has key_values numbers and three have `hidden`); its input,
     the queries, the attention's output and the MLP's input (4 x hidden x b); keys and values (2 x key_values x b);
     gate, its SiLU, up, and their product (4 x intermediate x b).  Attention itself keeps no matrix (flash or sdpa).
-    Models with fewer norms need less.
+    The last norm keeps as much as another of `hidden` numbers, with its input and output.  Models with fewer norms
+    need less.
     """
+    return tokens * (model.layers * _layer_bytes(model, number) + _last_norm_bytes(model, number))
+
+
+def _layer_bytes(model: Architecture, number: int) -> int:
     norms = 8 * (3 * model.hidden + model.key_values)
-    rest = number * (4 * model.hidden + 2 * model.key_values + 4 * model.intermediate)
-    return tokens * model.layers * (norms + rest)
+    return norms + number * (4 * model.hidden + 2 * model.key_values + 4 * model.intermediate)
+
+
+def _last_norm_bytes(model: Architecture, number: int) -> int:
+    return model.hidden * (8 + 2 * number)
+
+
+def chunk_bytes(model: Architecture, tokens: int, number: int) -> int:
+    """The fullest moment of `log_probs_and_entropy` over so many tokens of responses.
+
+    Forward, for every token of a chunk and every word: the log-probability, the probability and its share of the
+    entropy, in float32.  Backward: the slope, in float32 and, where they are others, in b bytes, beside the head's
+    gradient.
+    """
+    entries = min(tokens * model.vocabulary, vocabulary.CHUNK_BYTES // 4)
+    head = model.vocabulary * model.hidden * number
+    return max(12 * entries, (4 if number == 4 else 4 + number) * entries + head)
 
 
 def logit_bytes(model: Architecture, tokens: int, number: int) -> int:
-    """The fullest moment of `get_response_log_probs` with entropy, in bytes: for every token and every word of the
-    vocabulary the model's logit (b bytes) and, in float32, its log-probability (which the backward pass needs), its
-    probability and its share of the entropy (4 bytes each).  The backward pass needs no more."""
+    """As `chunk_bytes`, of a step that holds all logits: for every token read and every word of the vocabulary the
+    model's logit (b bytes) and, in float32, its log-probability (which the backward pass needs), its probability and
+    its share of the entropy (4 bytes each).  The backward pass needs no more."""
     return tokens * model.vocabulary * (number + 12)
 
 
@@ -143,11 +195,22 @@ def cache_gib(model: Architecture, rows: int, tokens: int, number: int) -> float
 
 
 def _microbatch(config: RunConfig, model: Architecture, number: int, tokens: int) -> dict[str, float]:
-    seen = config.microbatch_size * (tokens - 1)  # the last token is only ever a label
-    return {
-        "activations": activation_bytes(model, seen, number) / GIB,
-        "logits": logit_bytes(model, seen, number) / GIB,
-    }
+    """In GiB; of rows at their longest.  Where prompts are shorter, more rows may be packed together, as many tokens
+    in all: fewer of them are a prompt's, which is what the margin is for with which `doctor` judges.
+
+    A baseline that is no mean leaves single rows of a group without an advantage, and a microbatch may come to hold
+    one row of each group.  A reader's own step is taken to be that of notebook 03: whole rows and all logits.
+    """
+    rows, responses = config.microbatch_size, min(config.max_tokens, tokens - 1)
+    seen = rows * (tokens - 1)  # the last token is only ever a label
+    if config.components == "mine":
+        parts = {"activations": activation_bytes(model, seen, number), "logits": logit_bytes(model, seen, number)}
+    elif config.gradient_checkpointing:
+        parts = checkpointed_bytes(model, number, rows, responses, tokens - 1 - responses)
+    else:
+        prompts = math.ceil(rows / config.group_size) if config.estimator.baseline == "mean" else rows
+        parts = step_bytes(model, number, rows, responses, prompts, tokens - 1 - responses)
+    return {name: size / GIB for name, size in parts.items()}
 
 
 def _torch_sampling(config: RunConfig, model: Architecture, number: int, tokens: int) -> dict[str, float]:

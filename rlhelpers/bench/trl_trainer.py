@@ -1,0 +1,108 @@
+"""TRL's GRPOTrainer on the same work: one step of it, with given responses or its own."""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from rlhelpers.bench.case import Batch, Case
+from rlhelpers.bench.textbook import cut
+
+
+def train(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractContextManager) -> None:
+    """One update from the responses of the batch; `meter` is entered around the step alone."""
+    group = case.config.group_size
+    problems = list(zip(batch.prompts[::group], batch.ground_truths[::group], strict=True))
+
+    def responses(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
+        if prompts != batch.prompts:
+            raise ValueError("prompts: TRL asks for other prompts, or in another order, than the batch has")
+        prompt_ids, completion_ids = (list(ids) for ids in zip(*batch.token_ids, strict=True))
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+
+    _take_step(case, model, problems, _Rewards(case), meter, rollout_func=responses)
+
+
+def sample_and_train(case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager) -> Batch:
+    """One whole step; returns the responses, which `model.generate` sampled up to the end-of-text token: TRL gives it
+    no tokenizer, without which it knows no stop string."""
+    problems = list(zip(case.prompts(number), [problem.answer for problem in case.problems(number)], strict=True))
+    rewards = _Rewards(case)
+    _take_step(case, model, problems, rewards, meter, seed=case.sampling(number).seed % 2**32)
+    return rewards.batch
+
+
+class _Rewards:
+    """The reward function; afterwards `batch` is what was graded."""
+
+    __name__ = "reward"  # TRL names its metrics after it
+
+    def __init__(self, case: Case):
+        self.case = case
+
+    def __call__(self, prompts, completions, completion_ids, ground_truth, **_) -> list[float]:
+        responses = [cut(text, self.case.grader.prompt.stop) for text in completions]
+        read = self.case.tokenizer(prompts)["input_ids"]
+        self.batch = Batch(prompts, responses, ground_truth, list(zip(read, completion_ids, strict=True)))
+        return self.case.rewards(self.batch).tolist()
+
+
+class _Meter(TrainerCallback):
+    def __init__(self, meter: AbstractContextManager):
+        self.meter = meter
+
+    def on_step_begin(self, *_, **__) -> None:
+        self.meter.__enter__()
+
+    def on_step_end(self, *_, **__) -> None:
+        self.meter.__exit__(None, None, None)
+
+
+def _take_step(case: Case, model, problems, rewards: Callable, meter, seed: int = 0, rollout_func=None) -> None:
+    data = Dataset.from_list([{"prompt": prompt, "ground_truth": truth} for prompt, truth in problems])
+    with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder, torch.random.fork_rng(devices=[]):
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=rewards,
+            args=_arguments(case, folder, seed),
+            train_dataset=data,
+            processing_class=case.tokenizer,
+            callbacks=[_Meter(meter)],
+            optimizers=(case.optimizer(model), None),
+            rollout_func=rollout_func,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+
+
+def _arguments(case: Case, folder: str, seed: int) -> GRPOConfig:
+    """Our step's formula, on the CPU in float32; of what is only speed, the faster choice."""
+    config = case.config
+    return GRPOConfig(
+        output_dir=folder,
+        max_steps=1,
+        per_device_train_batch_size=config.microbatch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        num_generations=config.group_size,
+        max_completion_length=config.max_tokens,
+        temperature=config.temperature,
+        loss_type="dr_grpo",  # divides by rows x max_completion_length, as our constant does
+        scale_rewards="none",
+        beta=0.0,
+        num_iterations=1,
+        lr_scheduler_type="constant",
+        max_grad_norm=config.max_grad_norm,
+        shuffle_dataset=False,
+        seed=seed,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
