@@ -248,6 +248,7 @@ def test_ctrl_c_at_a_question_does_not_shift_the_answers(run_script):
     script = f"""
 import os, signal, threading
 from rlhelpers.tasks.algebra import compare
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test run in the background inherits that it is ignored
 print(compare("x+x", "2x", {LONG}))
 threading.Timer(0.3, os.killpg, [0, signal.SIGINT]).start()
 try:
