@@ -17,8 +17,9 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.olmo2 import modeling_olmo2
 
+from rlhelpers.caches import can_share
 from rlhelpers.kernels.logprobs import get_response_log_probs, score_batch
-from rlhelpers.kernels.shared_prompts import can_share, response_states
+from rlhelpers.kernels.shared_prompts import response_states
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from rlhelpers.caches import can_share, head_is_linear
 from rlhelpers.eval_mode import checkpointing_in_eval_mode, eval_mode
 from rlhelpers.kernels.checks import check_positive, check_same_shape
-from rlhelpers.kernels.shared_prompts import can_share, head_is_linear, response_states
+from rlhelpers.kernels.shared_prompts import response_states
 from rlhelpers.kernels.vocabulary import log_probs_and_entropy
 
 # The ratios of a token's two probabilities within which trainer and engine are said to agree.

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlhelpers.kernels.shared_prompts import cache_argument
+from rlhelpers.caches import cache_argument
 
 
 class GroupCache:

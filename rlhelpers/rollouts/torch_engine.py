@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhelpers.caches import cache_argument, can_share
 from rlhelpers.eval_mode import eval_mode
-from rlhelpers.kernels.shared_prompts import cache_argument, can_share
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
 from rlhelpers.rollouts.group_cache import GroupCache
 
