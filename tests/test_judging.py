@@ -236,3 +236,10 @@ def test_the_table_in_the_readme():
         assert len(truth) == 1 and right and wrong
         assert {answer: judge_answer(answer, *truth) for answer in right} == dict.fromkeys(right, "right")
         assert not [answer for answer in wrong if judge_answer(answer, *truth) == "right"]
+
+
+def test_signs_of_multiplication_and_division_part_two_numbers():
+    assert judge_answer(r"3\cdot 6", "18") == "not computed"
+    assert judge_answer(r"3^x\cdot 2", r"2\times 3^x") == "right"
+    assert judge_answer(r"x\div 2", r"\frac{x}{2}") == "right"
+    assert judge_answer(r"3 \times", "18") == "unfinished formula"

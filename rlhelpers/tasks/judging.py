@@ -9,9 +9,10 @@ from rlhelpers.tasks.quantity import MAX_CHARS, check_text, read_quantity, tidy
 RIGHT, WRONG, UNREADABLE = "right", "wrong value", algebra.UNREADABLE
 
 _COMMAND = re.compile(
-    r"\\[{}]|\\(?:[dt]?frac|sqrt|pi|infty|cup|cap|cdot|times|div|left|right|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
+    r"\\[{}]|\\(?:[dt]?frac|sqrt|pi|infty|cup|cap|left|right|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
     r"|(?<![a-zA-Z\\])(?:sqrt|pi|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
 )
+_SIGN = re.compile(r"\\(?:cdot|times|div)(?![a-zA-Z])")
 _UNFINISHED = re.compile(r"[-+*/^,=(\[{]$|\\[dt]?frac(?!\s*(?:\{|[0-9]\s*[0-9{]))|\\sqrt(?!\s*[{\[0-9a-zA-Z\\])")
 _FORMULA = re.compile(r"[a-zA-Z0-9\s+\-*/^()\[\]{},.]+")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -82,7 +83,7 @@ def is_formula(text: str) -> bool:
     no `=`, no two numbers side by side, at most three letters and four brackets, no number of more than fifteen
     digits, no power of a power, and no exponent of more than four digits, or of more than one beside a letter.
     """
-    plain = _COMMAND.sub(" ", text)
+    plain = _COMMAND.sub(" ", _SIGN.sub("*", text))
     letters = set(re.findall("[a-zA-Z]", plain))
     exponents = "".join(re.split(r"\^|\*\*", plain)[1:])
     return (
@@ -98,12 +99,12 @@ def is_formula(text: str) -> bool:
 
 def is_unfinished(text: str) -> bool:
     opened, closed = (sum(map(text.count, signs)) for signs in ("([{", ")]}"))
-    return bool(_UNFINISHED.search(text)) or opened != closed
+    return bool(_UNFINISHED.search(_SIGN.sub("*", text))) or opened != closed
 
 
 def what_stands_there(answer: str) -> str:
     """A reason for an answer that is neither a number nor a formula."""
-    plain = _COMMAND.sub(" ", answer)
+    plain = _COMMAND.sub(" ", _SIGN.sub("*", answer))
     has_digit = re.search("[0-9]", answer)
     if not answer.strip("{} "):
         return "empty box"
