@@ -1,20 +1,29 @@
-"""What may be done with a model's keys and values: whether rows can share them, and how the model is given them."""
+"""What may be done with a model's keys and values: whether rows can share them, and which of them; how the model is
+given them."""
+
+from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from rlhelpers.eval_mode import eval_mode
 
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
+
+WORTH_A_PASS = 256  # tokens: one more forward pass, with its way back, takes about as long as these
 _HEAD_IS_LINEAR: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def can_share(model: PreTrainedModel) -> bool:
     """Whether keys and values can be handed on, and logits are a linear map of the last hidden state: not with sliding
     windows or soft-capped logits."""
+    from transformers.cache_utils import DynamicCache, DynamicLayer
+
     plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
     return plain and head_is_linear(model)
 
@@ -36,6 +45,14 @@ def _head_is_linear(model: PreTrainedModel) -> bool:
         head = model.get_output_embeddings()
         linear = head(model.base_model(input_ids=tokens, use_cache=False).last_hidden_state)
     return torch.equal(logits, linear)
+
+
+def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
+    """How many tokens all prompts begin with; 0 where to read them once saves less than a pass costs."""
+    first, last = min(prompts), max(prompts)  # in the order of a dictionary: what these two share, all share
+    different = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
+    common = next(different, len(first))
+    return common if common * (len(prompts) - 1) >= WORTH_A_PASS else 0
 
 
 def cache_argument(model: PreTrainedModel) -> str:

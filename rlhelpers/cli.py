@@ -3,7 +3,8 @@
 import argparse
 import ast
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from rlhelpers import paths
 
@@ -45,52 +46,84 @@ def tiny(options: argparse.Namespace) -> None:
     make_tiny(options.folder)
 
 
+def _keep_and_show(name: str, report: Mapping[str, Any], as_text: Callable[[Mapping[str, Any]], str]) -> None:
+    from rlhelpers.bench.conditions import write_report
+
+    file = write_report(name, report)
+    print(as_text(report))
+    print(f"The numbers are in {file}")
+
+
 def bench_engines(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import conditions, engines, tables
+    from rlhelpers.bench import engines, tables
 
     report = engines.bench_engines(options.engines)
-    print(tables.engines_text(report))
-    print(f"The numbers are in {conditions.write_report('engines', report)}")
+    _keep_and_show("engines", report, tables.engines_text)
 
 
 def bench_ahead(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import ahead, conditions, tables
+    from rlhelpers.bench import ahead, tables
 
     report = ahead.bench_ahead()
-    print(tables.ahead_text(report))
-    print(f"The numbers are in {conditions.write_report('ahead', report)}")
+    _keep_and_show("ahead", report, tables.ahead_text)
+
+
+def bench_growth(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import growth, pictures, training_tables
+    from rlhelpers.evidence.figures import save_for_writeup
+
+    report = growth.bench_growth()
+    _keep_and_show("growth", report, training_tables.growth_text)
+    print(f"The picture is in {save_for_writeup(pictures.growth(report), 'growth')}")
+
+
+def bench_gpu(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import gpu, training_tables
+
+    report = gpu.bench_gpu(options.device, options.size)
+    _keep_and_show("gpu", report, training_tables.gpu_text)
 
 
 def bench_grader(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import conditions, grader, tables
+    from rlhelpers.bench import grader, tables
 
     report = grader.bench_grader(options.responses, options.course)
-    print(tables.grader_text(report))
-    print(f"The numbers are in {conditions.write_report('grader', report)}")
+    _keep_and_show("grader", report, tables.grader_text)
 
 
 def bench_rollouts(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import conditions, rollouts, tables
+    from rlhelpers.bench import rollouts, tables
 
     report = rollouts.bench_rollouts()
-    print(tables.rollouts_text(report))
-    print(f"The numbers are in {conditions.write_report('rollouts', report)}")
+    _keep_and_show("rollouts", report, tables.rollouts_text)
 
 
 def bench_step(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import conditions, step, tables
+    from rlhelpers.bench import step, training_tables
 
     report = step.bench_step()
-    print(tables.step_text(report))
-    print(f"The numbers are in {conditions.write_report('step', report)}")
+    _keep_and_show("step", report, training_tables.step_text)
 
 
 def bench_whole_step(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import conditions, tables, whole_step
+    from rlhelpers.bench import training_tables, whole_step
 
     report = whole_step.bench_whole_step()
-    print(tables.whole_step_text(report))
-    print(f"The numbers are in {conditions.write_report('whole-step', report)}")
+    _keep_and_show("whole-step", report, training_tables.whole_step_text)
+
+
+def bench_logprobs(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import logprobs, training_tables
+
+    report = logprobs.bench_logprobs(options.dtype, options.tokens, options.rounds)
+    _keep_and_show("logprobs", report, training_tables.logprobs_text)
+
+
+def bench_imports(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import imports, tables
+
+    report = imports.bench_imports()
+    _keep_and_show("imports", report, tables.imports_text)
 
 
 def exercises(options: argparse.Namespace) -> None:
@@ -131,6 +164,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.set_defaults(run=bench_step)
     command = benches.add_parser("whole-step", help="sample, grade and train, against a plain loop and TRL")
     command.set_defaults(run=bench_whole_step)
+    command = benches.add_parser("logprobs", help="log-probs over a large vocabulary, in chunks and all at once")
+    command.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
+    command.add_argument("--tokens", type=int, default=4096, help="8 x 512, unless told otherwise")
+    command.add_argument("--rounds", type=int, default=2)
+    command.set_defaults(run=bench_logprobs)
+    command = benches.add_parser("imports", help="seconds until the package is imported")
+    command.set_defaults(run=bench_imports)
+    command = benches.add_parser("growth", help="how time and memory grow with responses, their length and group size")
+    command.set_defaults(run=bench_growth)
+    command = benches.add_parser(
+        "gpu", help="the training step of the course's model with random weights, part by part"
+    )
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
+    command.add_argument("--size", choices=["1b", "small"], help="default: 1b on a GPU, small on the CPU")
+    command.set_defaults(run=bench_gpu)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
     command.add_argument("folder", help="where to write them")
     command.set_defaults(run=exercises)

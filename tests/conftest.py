@@ -16,6 +16,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from rlhelpers import paths
+from rlhelpers.kernels import vocabulary
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.training.config import make_config
@@ -30,6 +31,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Chunks of logits that are no more beside a small model than they are beside a real one, and as long on the CPU as
+    on a GPU."""
+    monkeypatch.setattr(vocabulary, "CHUNK_BYTES", dict.fromkeys(vocabulary.CHUNK_BYTES, 2**20))
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
 
 from rlhelpers import cli, paths
 from rlhelpers.bench.allocations import peak_bytes
-from rlhelpers.kernels import vocabulary
 from rlhelpers.kernels.logprobs import get_response_log_probs
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.training.config import PRESETS, make_config
@@ -400,19 +399,21 @@ F32, BF16 = torch.float32, torch.bfloat16
         ((128, 4, 4, 512, 200), 1, 8, 1, 60, F32),  # nothing is shared
     ],
 )
-def test_what_a_microbatch_with_shared_prompts_takes(sizes, prompts, group_size, prompt_tokens, tokens, dtype):
+def test_what_a_microbatch_with_shared_prompts_takes(
+    small_chunks, sizes, prompts, group_size, prompt_tokens, tokens, dtype
+):
     model, architecture = model_of(sizes, dtype)
-    parts = step_bytes(architecture, dtype.itemsize, prompts * group_size, tokens, prompts, prompt_tokens - 1)
+    rows, read = prompts * group_size, prompt_tokens - 1
+    parts = step_bytes(architecture, dtype.itemsize, rows * tokens, prompts * read, rows * read)
     peak = measured(model, prompts, group_size, prompt_tokens, tokens)
     assert peak / 1.15 < sum(parts.values()) < peak * 1.15
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_the_heads_gradient_beside_small_chunks(dtype, monkeypatch):
-    """As with the real model, whose head is larger than a chunk."""
-    monkeypatch.setattr(vocabulary, "CHUNK_BYTES", 4 * 9000 * 8)
+def test_a_head_that_is_larger_than_a_chunk(small_chunks, dtype):
+    """As the real model's is."""
     model, architecture = model_of((128, 2, 4, 256, 9000), dtype)
-    parts = step_bytes(architecture, dtype.itemsize, 4, 40, 1, 19)
+    parts = step_bytes(architecture, dtype.itemsize, 4 * 40, 19, 4 * 19)
     peak = measured(model, 1, 4, 20, 40)
     assert parts["logits"] > 0.3 * peak
     assert peak / 1.15 < sum(parts.values()) < peak * 1.15
@@ -426,10 +427,10 @@ def test_the_heads_gradient_beside_small_chunks(dtype, monkeypatch):
         ((128, 2, 4, 256, 9000), 4, 40, 20, F32),  # the loss
     ],
 )
-def test_what_a_microbatch_with_gradient_checkpointing_takes(sizes, rows, prompt_tokens, tokens, dtype):
+def test_what_a_microbatch_with_gradient_checkpointing_takes(small_chunks, sizes, rows, prompt_tokens, tokens, dtype):
     model, architecture = model_of(sizes, dtype)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    parts = checkpointed_bytes(architecture, dtype.itemsize, rows, tokens, prompt_tokens - 1)
+    parts = checkpointed_bytes(architecture, dtype.itemsize, rows * tokens, rows * (prompt_tokens - 1 + tokens))
     peak = measured(model, 1, rows, prompt_tokens, tokens)
     assert peak / 1.15 < sum(parts.values()) < peak * 1.15
 

@@ -18,7 +18,7 @@ from rlhelpers.evidence.figures import (
     save_figure,
     save_for_writeup,
 )
-from rlhelpers.evidence.runs import read_metrics, read_rollouts
+from rlhelpers.evidence.runs import read_metrics, read_rollouts, seconds_by_part, table_of_times
 from rlhelpers.tasks.grading import REASONS
 
 
@@ -42,6 +42,34 @@ def test_metrics_as_a_table(folder):
     assert metrics.index.tolist() == [0, 1, 2, 3]
     assert metrics["val_reward"].dropna().to_dict() == {0: 0.2, 3: 0.6}
     assert metrics["token_entropy"].isna().tolist() == [True, False, False, True]
+
+
+def timed_run(folder, slower=1.0):
+    """Step 0 and the last are validated, which takes 5 seconds each; the rest of a step takes half a second."""
+    clocks = {"seconds_sampling": 2.0 * slower, "seconds_training": 1.0, "seconds_syncing": 0.25}
+    rows = [{"step": 0, "val_reward": 0.2, "seconds": 5.5}]
+    rows += [{"step": step, **clocks, "seconds": sum(clocks.values()) + 0.5} for step in (1, 2, 3)]
+    rows[-1] |= {"val_reward": 0.4, "seconds": rows[-1]["seconds"] + 5.0}
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def test_where_the_time_went(tmp_path):
+    metrics = read_metrics(timed_run(tmp_path / "a"))
+    parts = seconds_by_part(metrics)
+    expected = {"sampling": 6.0, "training": 3.0, "syncing": 0.75, "validation": 10.0, "rest": 2.0}
+    assert parts.to_dict() == pytest.approx(expected) and parts.sum() == pytest.approx(metrics["seconds"].sum())
+    without_sync = seconds_by_part(metrics.drop(columns="seconds_syncing"))  # as runs were kept at first
+    assert without_sync["syncing"] == 0 and without_sync.sum() == pytest.approx(parts.sum())
+
+
+def test_a_table_of_times(tmp_path):
+    folders = [timed_run(tmp_path / name, slower) for name, slower in (("a", 1.0), ("b", 2.0), ("c", 7.0))]
+    table = table_of_times({"before": folders, "after": folders[:1]})
+    assert table.loc["sampling"].to_dict() == pytest.approx({"before": 12.0, "after": 6.0})
+    assert table.loc["one step", "after"] == pytest.approx(3.75)
+    assert table.loc["whole run", "before"] == pytest.approx(27.75)
 
 
 def test_a_broken_line_is_named(folder):

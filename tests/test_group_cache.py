@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
+from rlhelpers import caches
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
 from rlhelpers.rollouts.group_cache import GroupCache
 from rlhelpers.rollouts.torch_engine import PlainCache, can_group, tokens_with
@@ -12,6 +13,8 @@ from rlhelpers.training.policy import load_policy
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 3, 4]]
+# The last two have one token more than all have in common, and none less.
+ALIKE = [[3, 4, 5, 6, 7], [3, 4, 5, 9], [3, 4, 5, 3]]
 
 
 @pytest.fixture
@@ -24,17 +27,21 @@ def grouped_queries():
         return Olmo2ForCausalLM(Olmo2Config(**shape, **heads, max_position_embeddings=64)).eval()
 
 
+@pytest.mark.parametrize(("prompts", "common"), [(PROMPTS, 0), (ALIKE, 3), ([[3, 4, 5]] * 3, 2)])
 @torch.no_grad()
-def test_the_logits_of_every_step_and_after_rows_have_left(grouped_queries, tiny_gpt2):
+def test_the_logits_of_every_step_and_after_rows_have_left(grouped_queries, tiny_gpt2, monkeypatch, prompts, common):
+    monkeypatch.setattr(caches, "WORTH_A_PASS", 1)
     for model, atol in ((grouped_queries, 1e-5), (tiny_gpt2(torch.float32), 1e-5)):
-        shared, plain = (make(model, PROMPTS, n=4, room=8, pad_id=0) for make in (GroupCache, PlainCache))
+        shared, plain = (make(model, prompts, n=4, room=8, pad_id=0) for make in (GroupCache, PlainCache))
+        assert shared.layers[0].common.shape[2] == common
         torch.testing.assert_close(shared.logits, plain.logits, rtol=0, atol=atol)
         rows = torch.arange(12)
         generator = torch.Generator().manual_seed(0)
         for step in range(8):
             tokens = torch.randint(3, 16, (len(rows),), generator=generator)
-            logits = [cache.advance(model, tokens) for cache in (shared, plain)]
-            torch.testing.assert_close(*logits, rtol=0, atol=atol)
+            with shared.growing(model):
+                of_shared = shared.advance(model, tokens)
+            torch.testing.assert_close(of_shared, plain.advance(model, tokens), rtol=0, atol=atol)
             if step == 3:  # the second group goes, and of the others a row each
                 rows = torch.tensor([0, 1, 3, 8, 10, 11])
                 for cache in (shared, plain):
@@ -44,8 +51,10 @@ def test_the_logits_of_every_step_and_after_rows_have_left(grouped_queries, tiny
 def test_attention_is_the_models_own_again_afterwards(grouped_queries):
     before = grouped_queries.config._attn_implementation
     cache = GroupCache(grouped_queries, PROMPTS, n=2, room=4, pad_id=0)
-    cache.advance(grouped_queries, torch.full((6,), 3))
-    with pytest.raises(IndexError):
+    with cache.growing(grouped_queries):
+        cache.advance(grouped_queries, torch.full((6,), 3))
+        assert grouped_queries.config._attn_implementation != before
+    with pytest.raises(IndexError), cache.growing(grouped_queries):
         cache.advance(grouped_queries, torch.full((6,), 99))  # no such token
     assert grouped_queries.config._attn_implementation == before
 

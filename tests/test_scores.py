@@ -79,8 +79,8 @@ def test_what_was_read_and_what_was_sampled(samples):
     assert token_ids(samples) == TOKENS
 
 
-def test_on_policy_needs_no_old_log_probs_and_only_looks_at_the_first_microbatch(policy, tokenizer, samples):
-    scores = score_samples(policy, tokenizer, samples, configuration("grpo"))
+def test_on_policy_needs_no_old_log_probs_and_only_looks_at_the_first_group(policy, tokenizer, samples):
+    scores = score_samples(policy, tokenizer, samples, configuration("grpo", gradient_accumulation_steps=1))
     assert scores.old_log_probs is None and scores.token_weights is None
     torch.testing.assert_close(scores.trainer, flat(one_by_one(policy)[:2]))
     torch.testing.assert_close(scores.engine, flat(engine_rows(samples)[:2]))

@@ -17,9 +17,10 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.olmo2 import modeling_olmo2
 
-from rlhelpers.caches import can_share
+from rlhelpers import caches
+from rlhelpers.caches import can_share, common_beginning
 from rlhelpers.kernels.logprobs import get_response_log_probs, score_batch
-from rlhelpers.kernels.shared_prompts import response_states
+from rlhelpers.kernels.shared_prompts import by_length, response_states
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -46,12 +47,19 @@ def olmo2(monkeypatch):
     return build(Olmo2ForCausalLM, Olmo2Config(**SHAPES, initializer_range=0.5))
 
 
-def make_batch(groups=5, group_size=3, seed=0, lengths=range(9), prompts=range(1, 9)):
+@pytest.fixture(params=["few passes", "many passes"], autouse=True)
+def worth_a_pass(request, monkeypatch):
+    """In batches as small as these no more passes than necessary are worth while, unless a pass costs little."""
+    if request.param == "many passes":
+        monkeypatch.setattr(caches, "WORTH_A_PASS", 2)
+
+
+def make_batch(groups=5, group_size=3, seed=0, lengths=range(9), prompts=range(1, 9), beginning=()):
     """Prompts of every length, one token among them, and responses of every length, none among them."""
     rng = random.Random(seed)
     rows = []
     for _ in range(groups):
-        prompt = rng.choices(range(WORDS), k=rng.choice(prompts))
+        prompt = [*beginning, *rng.choices(range(WORDS), k=rng.choice(prompts))]
         rows += [(prompt, rng.choices(range(WORDS), k=rng.choice(lengths))) for _ in range(group_size)]
     return pad_prompts_and_outputs([p for p, _ in rows], [r for _, r in rows], pad_id=0)
 
@@ -78,6 +86,13 @@ def assert_shared_is_whole(model, batch, mask=None):
 def test_equal_to_whole_rows(olmo2, tiny_gpt2, seed):
     for model in (olmo2, tiny_gpt2()):
         assert_shared_is_whole(model, make_batch(seed=seed))
+
+
+@pytest.mark.parametrize("prompts", [[1], [1, 2, 6], [5]])
+def test_prompts_that_begin_alike(olmo2, tiny_gpt2, prompts):
+    """Some of them have no token after the beginning but their last."""
+    for model in (olmo2, tiny_gpt2()):
+        assert_shared_is_whole(model, make_batch(prompts=prompts, beginning=[3, 1, 4, 1, 5]))
 
 
 def test_rows_in_any_order_and_every_prompt_alone(olmo2):
@@ -110,6 +125,35 @@ def test_values_elsewhere_are_zero_and_what_is_read_is_counted(olmo2):
     for values in scores.values():
         assert not values[~batch["response_mask"]].any()
     assert read == [2 * 7, 8 * 5]  # of each prompt all but its last token, once; then from there on, every row
+
+
+def test_what_is_read_of_prompts_that_begin_alike_and_of_rows_of_other_lengths(olmo2, monkeypatch):
+    monkeypatch.setattr(caches, "WORTH_A_PASS", 6)
+    assert can_share(olmo2)
+    prompts, lengths = [[5, 6, 7, 8, 9], [5, 6, 7, 9], [5, 6, 7, 4, 8]], [2, 7, 2, 6, 2, 7]
+    rows = [(prompts[i // 2], [3] * n) for i, n in enumerate(lengths)]
+    batch = pad_prompts_and_outputs(*zip(*rows, strict=True), pad_id=0)
+    read = []
+    olmo2.model.embed_tokens.register_forward_hook(lambda module, args, output: read.append(tuple(args[0].shape)))
+    assert_shared_is_whole(olmo2, batch)
+    # Whole rows; the beginning; the rest but for its last token, padded; short responses; long ones.
+    assert read == [(6, 11), (1, 3), (3, 1), (3, 2), (3, 7)]
+
+
+def test_rows_of_similar_length_together(monkeypatch):
+    monkeypatch.setattr(caches, "WORTH_A_PASS", 6)
+    assert by_length([2, 7, 2, 6, 2, 7]) == [[0, 2, 4], [1, 3, 5]]
+    assert by_length([2, 2, 2]) == [[0, 1, 2]] and by_length([9]) == [[0]]
+    assert by_length([1, 6]) == [[0, 1]] and by_length([7, 1]) == [[1], [0]]
+    assert by_length([30, 1, 20, 10]) == [[1], [3], [2], [0]]
+
+
+def test_the_common_beginning(monkeypatch):
+    monkeypatch.setattr(caches, "WORTH_A_PASS", 4)
+    assert common_beginning([[1, 2, 3], [1, 2, 4], [1, 2]]) == 2
+    assert common_beginning([[1, 2, 3], [1, 2, 4]]) == 0  # two tokens are saved, and a pass costs as much as four
+    assert common_beginning([[1, 2, 3, 4, 5]]) == 0 == common_beginning([[], [1, 2]])
+    assert common_beginning([(1, 2, 3, 4)] * 2) == 4
 
 
 def test_score_batch_takes_the_mask(olmo2):

@@ -10,84 +10,49 @@ from rlhelpers.bench.rounds import Spread
 
 def engines_text(report: Mapping[str, Any]) -> str:
     """What `bench_engines` reports: one table of the engines, and one of their work."""
-    workloads = report["workloads"].items()
-    work = pd.DataFrame([_work_row(name, n, row) for name, load in workloads for n, row in load["engines"].items()])
     lives = pd.DataFrame([_life_row(name, row) for name, row in report["engines"].items()])
-    base = next(iter(report["engines"]))
-    rounds = len(next(iter(next(iter(report["workloads"].values()))["engines"].values()))["tokens"])
     notes = [
         "",
-        *(f"{name}: {_describe_work(load)}" for name, load in workloads),
-        f"Median (lowest to highest) of {rounds} rounds in turns after a warm-up; the ratio to {base} is taken round "
-        "by round.",
+        *_notes_on_work(report),
         "cores: how many were busy on average, with the trainer's process and the engines that wait.",
         "threads: those that compute; vLLM's other processes (server, scheduler) come on top.",
         "start-up: that of the first vLLM engine has the import of vllm by the trainer in it, which the other finds "
         "done.",
-        "mismatch: |log-prob of the engine - of the policy| in nats; bias: in standard errors, of the mean log-prob "
-        "of the samples from minus the policy's entropy.",
         conditions_text(report["conditions"]),
     ]
-    return "\n".join([_table(work), "", _table(lives), *notes])
+    return "\n".join([_work_table(report), "", _table(lives), *notes])
 
 
 def rollouts_text(report: Mapping[str, Any]) -> str:
     """What `bench_rollouts` reports."""
     found = ", ".join(f"{errors:+.1f} ({name})" for name, errors in report["likelihood"].items())
-    note = f"mean log-prob of a response, the engines' difference in standard errors within prompts: {found}"
-    return "\n".join([engines_text(report), note])
-
-
-def step_text(report: Mapping[str, Any]) -> str:
-    """What `bench_step` reports."""
-    rows = [
-        _contestant_row(name, row) | {"tokens read": f"{row['tokens_read']:,}"}
-        for name, row in report["contestants"].items()
-    ]
-    notes = [
-        f"One AdamW step of Dr. GRPO on the same {report['responses']} responses in groups of {report['group_size']}, "
-        f"{report['response_tokens']:,} tokens in all; {report['without_advantage']} responses have no advantage.",
-        "tokens read: those that go through the model forward, prompts and padding included.",
-    ]
-    return _contestants_text(rows, notes, report)
-
-
-def whole_step_text(report: Mapping[str, Any]) -> str:
-    """What `bench_whole_step` reports."""
-    rows = [
-        _contestant_row(name, row)
-        | {"tokens per response": f"{row['response_length']:.1f}", "bias": f"{row['bias']:+.1f}"}
-        for name, row in report["contestants"].items()
-    ]
-    notes = [
-        f"Sample, grade, train: {report['responses']} responses in groups of {report['group_size']}, Dr. GRPO; each "
-        "trains on its own samples.  rlhelpers: all that a run does in a step but validation.",
-        "bias: in standard errors, of the mean log-prob of the samples from minus the policy's entropy.",
-    ]
-    return _contestants_text(rows, notes, report)
-
-
-def _contestant_row(name: str, row: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        "step": name,
-        "seconds": Spread(**row["seconds"]).show(2),
-        "ratio": Spread(**row["ratio"]).show(2),
-        "extra MiB": f"{row['extra_bytes'] / 2**20:,.0f}",
-        "difference": f"{row['difference']:.1e}",
-    }
-
-
-def _contestants_text(rows: list[dict[str, str]], notes: list[str], report: Mapping[str, Any]) -> str:
-    first, row = next(iter(report["contestants"].items()))
     notes = [
         "",
-        *notes,
-        f"Median (lowest to highest) of {row['rounds']} rounds in turns after a warm-up; the ratio to the seconds of "
-        f"{first} is taken round by round.",
-        "difference: of the update of the weights from the textbook's, |a - b| / |b|.  extra MiB: peak RAM above what "
-        "the process held before, each in a process of its own.",
+        *_notes_on_work(report),
+        f"The mean log-prob of a response differs between the two by {found} standard errors, taken within prompts.",
+        conditions_text(report["conditions"]),
     ]
-    return "\n".join([_table(pd.DataFrame(rows)), *notes, conditions_text(report["conditions"])])
+    return "\n".join([_work_table(report), *notes])
+
+
+def imports_text(report: Mapping[str, Any]) -> str:
+    """What `bench_imports` reports."""
+    rows = [
+        {
+            "start": name,
+            "CPU seconds": Spread(**row["seconds"]).show(2),
+            "torch": "yes" if row["has_torch"] else "no",
+            "beyond": f"{row['beyond']:+.2f}",
+        }
+        for name, row in report["starts"].items()
+    ]
+    notes = [
+        "",
+        f"Of a whole process: median (lowest to highest) of {report['rounds']} rounds in turns after a warm-up.",
+        "beyond: the median above that of python, or of torch where torch is imported.",
+        conditions_text(report["conditions"]),
+    ]
+    return "\n".join([_table(pd.DataFrame(rows)), *notes])
 
 
 def ahead_text(report: Mapping[str, Any]) -> str:
@@ -141,6 +106,23 @@ def conditions_text(found: Mapping[str, Any]) -> str:
         f"{found['cpu']}, {found['cores']} cores, load {found['load']} before; {installed}, Python {found['python']}; "
         f"torch threads: {found['torch_threads']}; {variables or 'no variable sets threads'}; {found['date']}"
     )
+
+
+def _work_table(report: Mapping[str, Any]) -> str:
+    loads = report["workloads"].items()
+    return _table(pd.DataFrame([_work_row(name, n, row) for name, load in loads for n, row in load["engines"].items()]))
+
+
+def _notes_on_work(report: Mapping[str, Any]) -> list[str]:
+    loads, base = report["workloads"], next(iter(report["engines"]))
+    rounds = len(next(iter(next(iter(loads.values()))["engines"].values()))["tokens"])
+    return [
+        *(f"{name}: {_describe_work(load)}" for name, load in loads.items()),
+        f"Median (lowest to highest) of {rounds} rounds in turns after a warm-up; the ratio to {base} is taken round "
+        "by round.",
+        "mismatch: |log-prob of the engine - of the policy| in nats; bias: in standard errors, of the mean log-prob "
+        "of the samples from minus the policy's entropy.",
+    ]
 
 
 def _work_row(workload: str, engine: str, row: Mapping[str, Any]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """TRL's GRPOTrainer on the same work: one step of it, with given responses or its own."""
 
+import os
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -7,10 +8,12 @@ from contextlib import AbstractContextManager
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
 
 from rlhelpers.bench.case import Batch, Case
 from rlhelpers.bench.textbook import cut
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, which it says every time
+from trl import GRPOConfig, GRPOTrainer
 
 
 def train(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractContextManager) -> None:
@@ -99,6 +102,7 @@ def _arguments(case: Case, folder: str, seed: int) -> GRPOConfig:
         shuffle_dataset=False,
         seed=seed,
         use_cpu=True,
+        dataloader_pin_memory=False,
         bf16=False,
         gradient_checkpointing=False,
         logging_strategy="no",

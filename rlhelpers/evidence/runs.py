@@ -1,6 +1,7 @@
 """Run folders as tables."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,35 @@ def read_metrics(folder: Path) -> pd.DataFrame:
     """
     rows = read_jsonl(Path(folder) / "metrics.jsonl")
     return pd.DataFrame(rows).set_index("step").astype(float)
+
+
+def seconds_by_part(metrics: pd.DataFrame) -> pd.Series:
+    """Where the time of a run went, in seconds of wall clock: `sampling`, `training` (its grading too), `syncing`,
+    `validation`, and `rest`, which is what is done to keep responses and metrics.
+
+    metrics: as read_metrics gives them.  Loading model and task, before step 0, is in none.  Validation has no clock of
+    its own: it is what its steps take beyond the median rest of the others, and so needs a step without one.
+    """
+    clocks = ["seconds_sampling", "seconds_training", "seconds_syncing"]
+    timed = metrics.reindex(columns=clocks).fillna(0.0)
+    other = metrics["seconds"] - timed.sum(axis=1)
+    validated = metrics["val_reward"].notna()
+    usual = other[~validated].median()
+    parts = timed.sum().rename(lambda name: name.removeprefix("seconds_"))
+    validation = (other[validated] - usual).sum()
+    return pd.concat([parts, pd.Series({"validation": validation, "rest": other.sum() - validation})])
+
+
+def table_of_times(runs: Mapping[str, Sequence[Path]]) -> pd.DataFrame:
+    """A column for each name, of medians over the folders of its runs, in seconds: the parts (see seconds_by_part), the
+    `whole run`, and `one step`, which is the median step without validation."""
+    columns = {name: [read_metrics(folder) for folder in folders] for name, folders in runs.items()}
+    return pd.DataFrame({name: pd.DataFrame(map(_times, found)).median() for name, found in columns.items()})
+
+
+def _times(metrics: pd.DataFrame) -> pd.Series:
+    step = metrics.loc[metrics["val_reward"].isna(), "seconds"].median()
+    return pd.concat([seconds_by_part(metrics), pd.Series({"whole run": metrics["seconds"].sum(), "one step": step})])
 
 
 def read_rollouts(folder: Path, step: int, split: str) -> pd.DataFrame:

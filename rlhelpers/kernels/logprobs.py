@@ -1,15 +1,21 @@
 """Log-probabilities of the labels under the policy, how far the engine's are from them, and the entropy of the policy's
 next-token distributions."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from rlhelpers.caches import can_share, head_is_linear
 from rlhelpers.eval_mode import checkpointing_in_eval_mode, eval_mode
 from rlhelpers.kernels.checks import check_positive, check_same_shape
 from rlhelpers.kernels.shared_prompts import response_states
 from rlhelpers.kernels.vocabulary import log_probs_and_entropy
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 # The ratios of a token's two probabilities within which trainer and engine are said to agree.
 AGREEMENT = (0.9, 1.1)
@@ -48,6 +54,13 @@ def get_response_log_probs(
         return _of_responses(model, input_ids, labels, response_mask, temperature, return_token_entropy)
     with checkpointing_in_eval_mode(model):
         logits = model(input_ids=input_ids, use_cache=False).logits
+    return of_logits(logits, labels, return_token_entropy, temperature=temperature)
+
+
+def of_logits(
+    logits: Tensor, labels: Tensor, return_token_entropy: bool = False, *, temperature: float = 1.0
+) -> dict[str, Tensor]:
+    """What get_response_log_probs returns, from logits (..., vocabulary) and labels (...)."""
     # Half-precision logits are normalised in float32: log-probs are differences of large numbers.
     log_distribution = torch.log_softmax(logits.to(_at_least_float32(logits)) / temperature, dim=-1)
     result = {"log_probs": log_distribution.gather(-1, labels[..., None]).squeeze(-1)}

@@ -1,12 +1,17 @@
 """From text or token ids to the three aligned tensors that every loss of the workbook reads."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from rlhelpers.kernels.checks import check_same_length
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

@@ -1,14 +1,16 @@
 """One optimizer step of GRPO or any of its relatives, from responses to updated weights."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.advantages import (
@@ -30,6 +32,9 @@ from rlhelpers.kernels.losses import (
     masked_mean,
 )
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 TokenIds = Sequence[tuple[Sequence[int], Sequence[int]]]
 """(prompt ids, response ids) of every rollout, as the engine sampled them."""

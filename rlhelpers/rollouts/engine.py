@@ -1,11 +1,14 @@
 """What every rollout engine takes and gives."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)

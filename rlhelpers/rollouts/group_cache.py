@@ -1,10 +1,13 @@
-"""What groups of growing responses have read: each prompt once, and room for every response.
+"""What groups of growing responses have read: what all prompts begin with once, the rest of each prompt once, and room
+for every response.
 
-The rows of a group attend to one copy of their prompt's keys and values, so a step reads U prompts and not U x n of
-them, and a new token is written into room that is already there instead of copying what is.
+Prompts made with one template begin alike, and the rows of a group have one prompt.  So all rows attend to one copy of
+the common beginning, those of a group to one copy of the rest, and a new token is written into room that is already
+there instead of copying what is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -12,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlhelpers.caches import cache_argument
+from rlhelpers.caches import cache_argument, common_beginning
 
 
 class GroupCache:
@@ -24,64 +27,83 @@ class GroupCache:
     def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], n: int, room: int, pad_id: int):
         """Reads the prompts.  `logits`: (U x n, vocabulary) float32 after their last tokens.  `room`: how many tokens
         every row may grow by."""
-        device = model.device
-        width = max(len(ids) for ids in prompt_ids)
+        cache, common = DynamicCache(config=model.config), common_beginning([ids[:-1] for ids in prompt_ids])
+        if common:
+            self._read(model, torch.tensor([prompt_ids[0][:common]]), torch.ones(1, common, dtype=torch.bool), cache)
+            cache.batch_repeat_interleave(len(prompt_ids))
+        rest = [list(ids[common:]) for ids in prompt_ids]
+        width = max(len(ids) for ids in rest)
         # Padded on the left, so that all end together.
-        input_ids = torch.tensor([[pad_id] * (width - len(ids)) + list(ids) for ids in prompt_ids], device=device)
-        self.positions = torch.tensor([len(ids) for ids in prompt_ids], device=device)  # of the next token
-        seen = torch.arange(width, device=device) >= width - self.positions[:, None]
-        cache = DynamicCache(config=model.config)
+        input_ids = torch.tensor([[pad_id] * (width - len(ids)) + ids for ids in rest])
+        is_token = torch.tensor([[False] * (width - len(ids)) + [True] * len(ids) for ids in rest])
+        seen = torch.cat([is_token.new_ones(len(rest), common), is_token], dim=1)
+        self.logits = self._read(model, input_ids, seen, cache).repeat_interleave(n, dim=0)
+        self.positions = seen.sum(dim=1).repeat_interleave(n).to(model.device)  # of the next token
+        keys = cache.layers[0].keys
+        hidden_padding = torch.zeros(is_token.shape).masked_fill(~is_token, -torch.inf).to(keys)
+        self.hidden_padding = hidden_padding[:, None].repeat(keys.shape[1], 1, 1, 1)  # (heads, U, 1, width)
+        self.layers = [_Layer(layer, common, n, room) for layer in cache.layers]
+
+    def _read(self, model: PreTrainedModel, input_ids: Tensor, seen: Tensor, cache: DynamicCache) -> Tensor:
+        """The logits after the last tokens, (prompts, vocabulary) float32; the cache grows."""
+        positions = (seen.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         outputs = model(
-            input_ids=input_ids,
-            attention_mask=seen.long(),
-            position_ids=(seen.cumsum(dim=1) - 1).clamp(min=0),
+            input_ids=input_ids.to(model.device),
+            attention_mask=seen.long().to(model.device),
+            position_ids=positions.to(model.device),
             use_cache=True,
             logits_to_keep=1,
             **{cache_argument(model): cache},
         )
-        self.logits = outputs.logits[:, -1].float().repeat_interleave(n, dim=0)
-        self.positions = self.positions.repeat_interleave(n)
-        self.hidden_padding = torch.zeros(seen.shape, device=device).masked_fill(~seen, -torch.inf)
-        self.layers = [_Layer(layer, n, room) for layer in cache.layers]
+        return outputs.logits[:, -1].float()
 
-    def advance(self, model: PreTrainedModel, tokens: Tensor) -> Tensor:
-        """Read one token of each row, (rows,) int64; returns the logits after it, (rows, vocabulary) float32."""
+    @contextmanager
+    def growing(self, model: PreTrainedModel) -> Iterator[None]:
+        """The model attends to this cache inside, so that `advance` can be called."""
         before = model.config._attn_implementation
         model.set_attn_implementation(ATTENTION)
         try:
-            outputs = model(
-                input_ids=tokens[:, None],
-                position_ids=self.positions[:, None],
-                use_cache=True,
-                group_cache=self,
-                **{cache_argument(model): Cache(layers=self.layers)},
-            )
+            yield
         finally:
             model.set_attn_implementation(before)
+
+    def advance(self, model: PreTrainedModel, tokens: Tensor) -> Tensor:
+        """Read one token of each row, (rows,) int64; returns the logits after it, (rows, vocabulary) float32."""
+        outputs = model(
+            input_ids=tokens[:, None],
+            position_ids=self.positions[:, None],
+            use_cache=True,
+            group_cache=self,
+            **{cache_argument(model): Cache(layers=self.layers)},
+        )
         self.positions = self.positions + 1
         return outputs.logits[:, -1].float()
 
     def keep(self, groups: Tensor, rows: Tensor) -> None:
         """Go on with these groups, and of them with these rows, the same number of each: (groups,) and
         (groups x n,) int64."""
-        self.positions, self.hidden_padding = self.positions[rows], self.hidden_padding[groups]
+        self.positions, self.hidden_padding = self.positions[rows], self.hidden_padding[:, groups]
         for layer in self.layers:
             layer.keep(groups, rows)
 
 
 class _Layer(DynamicLayer):
-    """Keys and values of one layer, (prompts or rows, heads, tokens, head size)."""
+    """Keys [0] and values [1] of one layer: `common` (2, heads, tokens, size) of what all prompts begin with, `prompts`
+    (2, heads, U, tokens, size) of the rest of each, `room` (2, heads, rows, tokens, size) of the responses."""
 
-    def __init__(self, prompts: DynamicLayer, n: int, room: int):
+    def __init__(self, read: DynamicLayer, common: int, n: int, room: int):
         super().__init__()
-        self.prompt_keys, self.prompt_values = prompts.keys, prompts.values
-        count, heads, self.width, size = self.prompt_keys.shape
-        self.room, self.length = self.prompt_keys.new_empty(2, count * n, heads, room, size), 0
+        both = torch.stack([read.keys, read.values]).transpose(1, 2)
+        _, heads, count, self.width, size = both.shape
+        self.common, self.prompts = both[:, :, 0, :common].clone(), both[..., common:, :].contiguous()
+        self.room, self.length = both.new_empty(2, heads, count * n, room, size), 0
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """The responses' keys and values with these, (rows, heads, 1, size): (heads, rows, tokens, size)."""
         end = self.length + key_states.shape[2]
-        self.room[0, :, :, self.length : end], self.room[1, :, :, self.length : end] = key_states, value_states
+        self.room[0, :, :, self.length : end] = key_states.transpose(0, 1)
+        self.room[1, :, :, self.length : end] = value_states.transpose(0, 1)
         self.length = end
         return self.room[0, :, :, :end], self.room[1, :, :, :end]
 
@@ -89,35 +111,41 @@ class _Layer(DynamicLayer):
         return self.width + self.length
 
     def keep(self, groups: Tensor, rows: Tensor) -> None:
-        self.prompt_keys, self.prompt_values = self.prompt_keys[groups], self.prompt_values[groups]
-        kept = self.room.new_empty(2, len(rows), *self.room.shape[2:])
-        kept[..., : self.length, :] = self.room[:, rows, :, : self.length]
+        self.prompts = self.prompts[:, :, groups]
+        _, heads, _, room, size = self.room.shape
+        kept = self.room.new_empty(2, heads, len(rows), room, size)
+        kept[:, :, :, : self.length] = self.room[:, :, rows, : self.length]
         self.room = kept
 
 
 def group_attention(module, query: Tensor, key: Tensor, value: Tensor, attention_mask, *, scaling, group_cache, **_):
-    """Softmax over the prompt's keys, which a group shares, and the row's own.
+    """Softmax over the keys of the common beginning, of the rest of the prompt, which a group shares, and of the row.
 
-    query (rows, heads, 1, size), key and value (rows, key heads, tokens, size).  Returns (rows, 1, heads, size).
+    query (rows, heads, 1, size); key and value of the rows' own, (key heads, rows, tokens, size): see _Layer.update.
+    Returns (rows, 1, heads, size).
     """
     layer = group_cache.layers[module.layer_idx]
-    (rows, heads, _, size), key_heads = query.shape, key.shape[1]
-    groups, each = len(layer.prompt_keys), heads // key_heads
-    own_query = query.reshape(rows, key_heads, each, size) * (scaling or size**-0.5)
+    (rows, heads, _, size), key_heads = query.shape, key.shape[0]
+    each = heads // key_heads
+    # With the heads in front, the rows of a group, and all rows, lie side by side: three views of the same numbers.
+    queries = query.view(rows, key_heads, each, size).transpose(0, 1).contiguous() * (scaling or size**-0.5)
+    of_all = queries.view(key_heads, -1, size)
+    of_groups = queries.view(layer.prompts.shape[1] * layer.prompts.shape[2], -1, size)
+    of_rows = queries.view(key_heads * rows, each, size)
+    common, (prompt_keys, prompt_values) = layer.common, layer.prompts.flatten(1, 2)
 
-    def by_group(x: Tensor) -> Tensor:  # (rows, key heads, each, .) -> (groups, key heads, n x each, .)
-        return x.view(groups, -1, key_heads, each, x.shape[-1]).transpose(1, 2).flatten(2, 3)
-
-    def by_row(x: Tensor) -> Tensor:
-        return x.view(groups, key_heads, -1, each, x.shape[-1]).transpose(1, 2).flatten(0, 1)
-
-    to_prompt = by_group(own_query) @ layer.prompt_keys.transpose(-1, -2) + group_cache.hidden_padding[:, None, None]
-    to_own = own_query @ key.transpose(-1, -2)
-    precision = torch.promote_types(query.dtype, torch.float32)
-    weights = torch.cat([by_row(to_prompt), to_own], dim=-1).softmax(dim=-1, dtype=precision).to(query.dtype)
-    on_prompt, on_own = weights.split([layer.width, key.shape[2]], dim=-1)
-    mixed = by_row(by_group(on_prompt) @ layer.prompt_values) + on_own @ value
-    return mixed.reshape(rows, 1, heads, size), None
+    to_common = of_all @ common[0].mT
+    to_prompt = torch.baddbmm(group_cache.hidden_padding.flatten(0, 1), of_groups, prompt_keys.mT)
+    to_own = of_rows @ key.flatten(0, 1).mT
+    scores = [to_common, to_prompt, to_own]
+    together = torch.cat([x.view(key_heads, rows * each, -1) for x in scores], dim=-1)
+    weights = together.softmax(dim=-1, dtype=torch.promote_types(query.dtype, torch.float32)).to(query.dtype)
+    parts = weights.split([x.shape[-1] for x in scores], dim=-1)
+    on_common, on_prompt, on_own = (part.reshape(x.shape) for part, x in zip(parts, scores, strict=True))
+    mixed = on_common @ common[1]
+    mixed = torch.baddbmm(mixed.view_as(of_groups), on_prompt, prompt_values)
+    mixed = torch.baddbmm(mixed.view_as(of_rows), on_own, value.flatten(0, 1))
+    return mixed.view(key_heads, rows, each, size).transpose(0, 1).reshape(rows, 1, heads, size), None
 
 
 ATTENTION = "rlhelpers_group"

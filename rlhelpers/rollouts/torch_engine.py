@@ -5,17 +5,22 @@ pass, and rows that are done leave.  What it leaves out: continuous batching, pa
 anything else that makes a server; see the vLLM engines for those.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.caches import cache_argument, can_share
 from rlhelpers.eval_mode import eval_mode
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
-from rlhelpers.rollouts.group_cache import GroupCache
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class TorchEngine:
@@ -63,22 +68,25 @@ class TorchEngine:
 
     def _sample(self, prompt_ids: list[list[int]], luck: Tensor, sampling: Sampling) -> list[Completion]:
         """Completions of one chunk, a prompt's rows side by side."""
+        from rlhelpers.rollouts.group_cache import GroupCache  # here, because it imports transformers
+
         make_cache = GroupCache if can_group(self.model) else PlainCache
         pad_id = self.eos_ids[0] if self.eos_ids else 0
         cache = make_cache(self.model, prompt_ids, sampling.n, sampling.max_tokens, pad_id)
         logits, device = cache.logits, cache.logits.device
         written = _Written(len(luck), sampling, self.tokenizer, self.eos_ids)
         slots, luck = torch.arange(len(luck)).view(-1, sampling.n), luck.to(device)
-        for step in range(sampling.max_tokens):
-            barred = self.eos_ids if step < sampling.min_tokens else []
-            rows = slots.flatten()
-            tokens, log_probs = draw_tokens(logits, luck[rows.to(device), step], sampling, barred)
-            written.append(rows, tokens.cpu(), log_probs.cpu())
-            growing = written.is_growing[slots]
-            if not growing.any() or step + 1 == sampling.max_tokens:
-                break
-            slots, tokens = self._leave(cache, slots, growing, tokens)
-            logits = cache.advance(self.model, tokens)
+        with cache.growing(self.model):
+            for step in range(sampling.max_tokens):
+                barred = self.eos_ids if step < sampling.min_tokens else []
+                rows = slots.flatten()
+                tokens, log_probs = draw_tokens(logits, luck[rows.to(device), step], sampling, barred)
+                written.append(rows, tokens.cpu(), log_probs.cpu())
+                growing = written.is_growing[slots]
+                if not growing.any() or step + 1 == sampling.max_tokens:
+                    break
+                slots, tokens = self._leave(cache, slots, growing, tokens)
+                logits = cache.advance(self.model, tokens)
         return written.completions()
 
     def _leave(self, cache, slots: Tensor, growing: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,6 +171,8 @@ class PlainCache:
     """As GroupCache, for models of any kind: every row has a copy of its prompt, and the cache grows by copying."""
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], n: int, room: int, pad_id: int):
+        from transformers import DynamicCache
+
         width = max(len(ids) for ids in prompt_ids)
         input_ids = torch.tensor([[pad_id] * (width - len(ids)) + list(ids) for ids in prompt_ids], device=model.device)
         lengths = torch.tensor([len(ids) for ids in prompt_ids], device=model.device)
@@ -171,6 +181,9 @@ class PlainCache:
         self.logits = self._read(model, input_ids, torch.arange(width, device=model.device) >= width - lengths[:, None])
         self.logits, self.mask = self.logits.repeat_interleave(n, dim=0), self.mask.repeat_interleave(n, dim=0)
         self.cache.batch_repeat_interleave(n)
+
+    def growing(self, model: PreTrainedModel) -> AbstractContextManager:
+        return nullcontext()
 
     def advance(self, model: PreTrainedModel, tokens: Tensor) -> Tensor:
         return self._read(model, tokens[:, None], torch.ones_like(tokens[:, None]))

@@ -4,16 +4,17 @@ They are separate processes because vLLM changes the one that it loads a model i
 seeds the global generators and pins threads.
 """
 
+from __future__ import annotations
+
 import atexit
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers import paths
 from rlhelpers.rollouts.bounded import bounded
@@ -27,6 +28,9 @@ from rlhelpers.rollouts.vllm_settings import (
     request_parameters,
     visible_device,
 )
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
 SECONDS = 300  # for all but sampling

@@ -1,14 +1,15 @@
 """A vLLM server of our own: the course's set-up, policy on one GPU and server on another; or both on the CPU."""
 
+from __future__ import annotations
+
 import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers import paths
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
@@ -24,6 +25,9 @@ from rlhelpers.rollouts.vllm_settings import (
     request_parameters,
     visible_device,
 )
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SECONDS_FOR_A_PORT = 15
 
@@ -60,6 +64,8 @@ class VLLMServer:
         temperature: float = 1.0,
         log: Path | None = None,
     ):
+        from transformers import AutoConfig, AutoTokenizer
+
         if not launch_server and port is None:
             raise ValueError("port: got None; accepted is the port of the server to join")
         if port is not None and not (isinstance(port, int) and 0 < port < 2**16):

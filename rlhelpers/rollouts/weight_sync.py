@@ -1,17 +1,21 @@
 """The trainer's side of vLLM's weight transfer: which weights go, and by what way."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import PreTrainedModel
 from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, VLLMWeightSyncClient, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
 from rlhelpers.rollouts.bounded import bounded
 from rlhelpers.rollouts.server_process import free_port
 from rlhelpers.rollouts.vllm_plugin import register
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
 
 SECONDS = 300  # longer than any transfer takes; after it the engine counts as dead
 

@@ -4,7 +4,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -222,13 +222,13 @@ def _remark(records: RunRecords, progress: Progress, text: str) -> None:
 
 def draw_problems(problems: Sequence[Problem], batch: int, size: int, seed: int) -> list[Problem]:
     """The `batch`-th batch of an endless stream in which every epoch is a new shuffle."""
-    drawn = []
-    for position in range(batch * size, (batch + 1) * size):
-        epoch, index = divmod(position, len(problems))
-        if not drawn or index == 0:
-            order = random.Random(derive_seed(seed, "epoch", epoch)).sample(range(len(problems)), len(problems))
-        drawn.append(problems[order[index]])
-    return drawn
+    places = (divmod(position, len(problems)) for position in range(batch * size, (batch + 1) * size))
+    return [problems[_shuffled(len(problems), seed, epoch)[index]] for epoch, index in places]
+
+
+@lru_cache(maxsize=2)  # every batch asks for that of its epoch
+def _shuffled(count: int, seed: int, epoch: int) -> list[int]:
+    return random.Random(derive_seed(seed, "epoch", epoch)).sample(range(count), count)
 
 
 def derive_seed(seed: int, purpose: str, number: int) -> int:

@@ -1,14 +1,22 @@
 """The model that is trained, its tokenizer, and its optimizer."""
 
+from __future__ import annotations
+
 import importlib.util
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging
 
 from rlhelpers import paths
-from rlhelpers.training.config import RunConfig
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from rlhelpers.training.config import RunConfig
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load_policy(
@@ -21,6 +29,9 @@ def load_policy(
     On the CPU: float32.  `gradient_checkpointing`: the backward pass keeps each layer's input and computes the rest
     again.  Raises ValueError when CUDA is asked for and absent, the model cannot be found, or it cannot checkpoint.
     """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
     device = choose_device(device)
     logging.disable_progress_bar()  # bars of a fraction of a second, which fill the logs of a run
     source = str(paths.TINY) if model == "tiny" else model

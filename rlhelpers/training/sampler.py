@@ -1,21 +1,25 @@
 """What a run samples with: an engine that is held to the policy's own log-probs, and started again when it dies."""
 
+from __future__ import annotations
+
 import importlib.util
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers import paths
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
 from rlhelpers.rollouts import EngineDeadError, Rollout, RolloutEngine, Sampling, TorchEngine
 from rlhelpers.training.config import RunConfig
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 T = TypeVar("T")
 MAX_RESTARTS = 3

@@ -1,17 +1,22 @@
 """The log-probs of what was sampled, as the engine gave them and as the trainer's policy does."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.kernels.logprobs import engine_mismatch, score_batch
 from rlhelpers.kernels.losses import truncated_importance_weights
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.evaluation import Sample
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Scores:
 
     `old_log_probs` (pi_0) and `token_weights`, (B, width), are what the step needs, None where it needs none.
     `trainer` and `engine`, (tokens,), are log pi_0 and log mu of the response tokens that were scored twice: all of
-    them where the method needs all, and else those of the first microbatch.
+    them where the method needs all, and else those of the first group.
     """
 
     old_log_probs: Tensor | None
@@ -43,7 +48,7 @@ def score_samples(
     engine[mask] = torch.tensor([log_prob for _, _, completion in samples for log_prob in completion.log_probs])
     needs_old = row.importance_reweighting_method != "none"
     needs_all = capped or (needs_old and not engine_is_old)
-    rows = slice(None if needs_all else config.microbatch_size)
+    rows = slice(None if needs_all else config.group_size)
     trainer = score_batch(
         policy,
         batch["input_ids"][rows],

@@ -5,6 +5,8 @@
 recipe.json holds the settings below, the versions, a checksum of every other file, and the scores that were measured.
 """
 
+from __future__ import annotations
+
 import hashlib
 import itertools
 import json
@@ -14,13 +16,12 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from tqdm.auto import tqdm
-from transformers import Olmo2Config, Olmo2ForCausalLM, PreTrainedTokenizerFast
 
 from rlhelpers import paths
 from rlhelpers.rollouts import Sampling, TorchEngine
@@ -31,6 +32,9 @@ from rlhelpers.tasks.gsm8k import jsonl_text, read_problems
 from rlhelpers.tasks.prompts import PROMPTS
 from rlhelpers.tasks.stories import draw_problems
 from rlhelpers.training.evaluation import evaluate
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import Olmo2ForCausalLM, PreTrainedTokenizerFast
 
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 
@@ -91,6 +95,8 @@ def write_problems(folder: Path, recipe: Recipe) -> None:
 
 def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     """Byte-level BPE on the model's own kind of text; every digit is a token of its own."""
+    from transformers import PreTrainedTokenizerFast
+
     documents = list(itertools.islice(draw_documents(f"{recipe.seed}/tokenizer"), recipe.tokenizer_documents))
     words_digits_signs_space = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
     tokenizer = Tokenizer(models.BPE())
@@ -118,6 +124,8 @@ def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Olmo2ForCausalLM:
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
     torch.manual_seed(recipe.seed)
     return Olmo2ForCausalLM(
         Olmo2Config(

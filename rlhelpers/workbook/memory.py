@@ -115,36 +115,33 @@ def predict_memory(
     return [*demands, Demand("RAM", "the run", {"processes": processes} | copies)]
 
 
-def step_bytes(
-    model: Architecture, number: int, rows: int, tokens: int, prompts: int, prompt_tokens: int
-) -> dict[str, int]:
+def step_bytes(model: Architecture, number: int, responses: int, prompts: int = 0, copied: int = 0) -> dict[str, int]:
     """The fullest moment of a forward and a backward pass of the train step, beside weights and gradients.
 
-    `rows` responses of `tokens` tokens each, and `prompts` different prompts of `prompt_tokens` each, one token less
-    than they have: the last one is read with the response.  Of a prompt the last layer gives keys and values alone.
-    Either the loss is computed, when all activations are there, and for each row a copy of its prompt's keys and
-    values; or the backward pass is through with the responses, and their share of the gradient waits for that of the
-    prompts: as large as the weights of the embedding and of all layers but the last.
+    `responses` and `prompts`: tokens that are read of them, in all; the last token of a prompt is read with the
+    response.  `copied`: tokens of prompts, once for each row that goes on from them.  Of a prompt the last layer gives
+    keys and values alone.  Either the loss is computed, when all activations are there, and for each row a copy of its
+    prompt's keys and values; or the backward pass is through with the responses, and their share of the gradient waits
+    for that of the prompts: as large as the weights of the embedding and of all layers but the last.
     """
-    of_prompts = prompts * prompt_tokens * (model.layers - 1) * _layer_bytes(model, number)
-    activations = of_prompts + activation_bytes(model, rows * tokens, number)
-    logits = chunk_bytes(model, rows * tokens, number)
-    if not prompt_tokens:
+    of_prompts = prompts * (model.layers - 1) * _layer_bytes(model, number)
+    activations = of_prompts + activation_bytes(model, responses, number)
+    logits = chunk_bytes(model, responses, number)
+    if not prompts:
         return {"activations": activations, "logits": logits}
-    copies = 2 * rows * prompt_tokens * model.layers * model.key_values * number
+    copies = 2 * copied * model.layers * model.key_values * number
     layer = model.hidden * (2 * model.hidden + 2 * model.key_values + 3 * model.intermediate)
     waiting = number * ((model.layers - 1) * layer + model.vocabulary * model.hidden)
     more = max(0, of_prompts + waiting - activations - logits - copies)
     return {"activations": activations, "logits": logits, "prompts' copies": copies, "responses' gradients": more}
 
 
-def checkpointed_bytes(model: Architecture, number: int, rows: int, tokens: int, prompt_tokens: int) -> dict[str, int]:
+def checkpointed_bytes(model: Architecture, number: int, responses: int, read: int) -> dict[str, int]:
     """As `step_bytes`, with gradient checkpointing: the input of every layer, and either the loss or all that one layer
-    keeps and the gradient of its MLP's inner numbers.  Rows are read whole."""
-    read = rows * (prompt_tokens + tokens)
+    keeps and the gradient of its MLP's inner numbers.  `read`: tokens of whole rows, in all."""
     inputs = read * model.layers * model.hidden * number
     layer = read * (_layer_bytes(model, number) + model.intermediate * number)
-    loss = chunk_bytes(model, rows * tokens, number) + read * _last_norm_bytes(model, number)
+    loss = chunk_bytes(model, responses, number) + read * _last_norm_bytes(model, number)
     return {"activations": inputs + layer, "logits": max(0, loss - layer)}
 
 
@@ -171,15 +168,19 @@ def _last_norm_bytes(model: Architecture, number: int) -> int:
 
 
 def chunk_bytes(model: Architecture, tokens: int, number: int) -> int:
-    """The fullest moment of `log_probs_and_entropy` over so many tokens of responses.
+    """The fullest moment of `log_probs_and_entropy` over so many tokens of responses, in float32 on the CPU or in bf16
+    on a GPU, where a chunk is longer.
 
-    Forward, for every token of a chunk and every word: the log-probability, the probability and its share of the
-    entropy, in float32.  Backward: the slope, in float32 and, where they are others, in b bytes, beside the head's
-    gradient.
+    From the forward pass to the end of the backward pass there is room for the head's gradient, at least as long as a
+    chunk.  Forward, for every token and every word of a chunk: the logit, its exponential and their product, in
+    float32.  Backward: the slope, in float32 and, where they are others, in b bytes, beside the hidden states times a
+    factor, their gradient in float32 and what a chunk adds to it.
     """
-    entries = min(tokens * model.vocabulary, vocabulary.CHUNK_BYTES // 4)
-    head = model.vocabulary * model.hidden * number
-    return max(12 * entries, (4 if number == 4 else 4 + number) * entries + head)
+    chunk = vocabulary.CHUNK_BYTES["cpu" if number == 4 else "cuda"]
+    words = max(vocabulary.MIN_WORDS, chunk // (4 * max(tokens, 1)))
+    entries = tokens * min(words, model.vocabulary)
+    backward = (4 if number == 4 else 4 + number) * entries + tokens * model.hidden * (4 + 2 * number)
+    return max(model.vocabulary * model.hidden * number, chunk) + max(12 * entries, backward)
 
 
 def logit_bytes(model: Architecture, tokens: int, number: int) -> int:
@@ -201,15 +202,15 @@ def _microbatch(config: RunConfig, model: Architecture, number: int, tokens: int
     A baseline that is no mean leaves single rows of a group without an advantage, and a microbatch may come to hold
     one row of each group.  A reader's own step is taken to be that of notebook 03: whole rows and all logits.
     """
-    rows, responses = config.microbatch_size, min(config.max_tokens, tokens - 1)
-    seen = rows * (tokens - 1)  # the last token is only ever a label
+    rows, response = config.microbatch_size, min(config.max_tokens, tokens - 1)
+    seen, prompt = rows * (tokens - 1), tokens - 1 - response  # the last token is only ever a label
     if config.components == "mine":
         parts = {"activations": activation_bytes(model, seen, number), "logits": logit_bytes(model, seen, number)}
     elif config.gradient_checkpointing:
-        parts = checkpointed_bytes(model, number, rows, responses, tokens - 1 - responses)
+        parts = checkpointed_bytes(model, number, rows * response, seen)
     else:
         prompts = math.ceil(rows / config.group_size) if config.estimator.baseline == "mean" else rows
-        parts = step_bytes(model, number, rows, responses, prompts, tokens - 1 - responses)
+        parts = step_bytes(model, number, rows * response, prompts * prompt, rows * prompt)
     return {name: size / GIB for name, size in parts.items()}
 
 

@@ -1,14 +1,19 @@
 """Exercises of notebook 02: what estimators do on average, and how much they vary."""
 
+import functools
 import math
 
-import sympy
 import torch
 
 from rlhelpers.theory import enumeration
 from rlhelpers.workbook.checks.exercise import Exercise, Property
 
-N, P, B = sympy.symbols("n p b", positive=True)
+
+@functools.cache
+def _symbols() -> dict:
+    import sympy  # here, because it takes half a second and most notebooks do without
+
+    return {name: sympy.Symbol(name, positive=True) for name in "npb"}
 
 
 def _variance(n, p, b):
@@ -25,13 +30,15 @@ baseline_variance = Exercise(
     (
         Property(
             "without a baseline it is the variance of eq. 18",
-            lambda: [{"n": 1, "p": 0.5, "b": 0}, {"n": 10, "p": 0.2, "b": 0}, {"n": N, "p": P, "b": 0}],
+            lambda: [{"n": 1, "p": 0.5, "b": 0}, {"n": 10, "p": 0.2, "b": 0}, _symbols() | {"b": 0}],
         ),
         Property(
             "with a baseline it is the variance of eq. 19",
-            lambda: [{"n": 1, "p": 0.5, "b": 1}, {"n": 4, "p": 0.9, "b": 0.3}, {"n": N, "p": P, "b": B}],
+            lambda: [{"n": 1, "p": 0.5, "b": 1}, {"n": 4, "p": 0.9, "b": 0.3}, _symbols()],
         ),
-        Property("the baseline may be p itself", lambda: [{"n": 1, "p": 0.9, "b": 0.9}, {"n": N, "p": P, "b": P}]),
+        Property(
+            "the baseline may be p itself", lambda: [{"n": 1, "p": 0.9, "b": 0.9}, _symbols() | {"b": _symbols()["p"]}]
+        ),
     ),
     {
         "E[Z^2]/n, without taking E[Z]^2 away": _second_moment_of_the_estimate,

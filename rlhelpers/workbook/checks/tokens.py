@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 import torch
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
-from transformers import AutoTokenizer, Olmo2Config, Olmo2ForCausalLM
 
 from rlhelpers import kernels, paths
 from rlhelpers.workbook.checks.exercise import Exercise, Property
@@ -15,6 +14,8 @@ from rlhelpers.workbook.checks.exercise import Exercise, Property
 
 @functools.cache
 def tiny_tokenizer():
+    from transformers import AutoTokenizer  # here, because transformers takes seconds to import
+
     return AutoTokenizer.from_pretrained(str(paths.TINY))
 
 
@@ -113,8 +114,10 @@ tokenize_prompt_and_output = Exercise(
 
 
 @functools.cache
-def small_policy() -> Olmo2ForCausalLM:
+def small_policy():
     """About 30 000 random weights, always the same ones."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
     config = Olmo2Config(
         vocab_size=len(tiny_tokenizer()),
         hidden_size=16,

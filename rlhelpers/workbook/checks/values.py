@@ -1,12 +1,12 @@
 """Values of all kinds, compared and shown: tensors, formulas, numbers, and dicts and tuples of them."""
 
 import math
+import sys
 from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
 import numpy as np
-import sympy
 import torch
 
 LONGEST = 300
@@ -21,7 +21,9 @@ def agree(got: Any, wanted: Any) -> bool:
         if not isinstance(got, torch.Tensor) or got.shape != wanted.shape or got.is_complex():
             return False
         return torch.allclose(got.double(), wanted.double(), RELATIVE, ABSOLUTE, equal_nan=True)
-    if isinstance(wanted, sympy.Basic):
+    if is_formula(wanted):
+        import sympy
+
         # nsimplify: 2.0 in an exponent is as good as 2.
         return isinstance(got, sympy.Expr | Real) and sympy.simplify(sympy.nsimplify(got - wanted)) == 0
     if isinstance(wanted, Mapping):
@@ -32,6 +34,11 @@ def agree(got: Any, wanted: Any) -> bool:
     if isinstance(wanted, Real):
         return isinstance(got, Real) and math.isclose(got, wanted, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
     return type(got) is type(wanted) and got == wanted
+
+
+def is_formula(value: Any) -> bool:
+    """Of sympy, which is not imported to find that out: where there is a formula, it was."""
+    return "sympy" in sys.modules and isinstance(value, sys.modules["sympy"].Basic)
 
 
 def _as_python(value: Any) -> Any:

@@ -1,0 +1,234 @@
+"""The training step of the course's model at its real size, with random weights: its speed, beside the card's own, and
+its memory, beside what was predicted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from transformers import AutoModelForCausalLM, Olmo2Config, PreTrainedModel
+
+from rlhelpers.bench.allocations import peak_bytes
+from rlhelpers.bench.conditions import conditions
+from rlhelpers.bench.flops import matrix_rate, reading, synchronize, training_flops
+from rlhelpers.bench.made_up import MadeUpBatch, make_batch
+from rlhelpers.bench.rounds import Clock, Spread, in_turns
+from rlhelpers.bench.variants import GradientKeeper, Variant, compile_parts, difference, ladder
+from rlhelpers.caches import can_share
+from rlhelpers.training.config import make_config
+from rlhelpers.training.policy import choose_device, make_optimizer
+from rlhelpers.workbook.fit import TIGHT
+from rlhelpers.workbook.machine import OLMO_1B
+from rlhelpers.workbook.memory import Architecture, activation_bytes, logit_bytes
+
+ROUNDS = 3
+# |g - g'| / |g'| of the gradient g of a variant and g' of the plain step; and of the loss, in nats per token.
+LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.1}
+LOSS_LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """`model`: sizes of Olmo2Config.  Prompts and responses have from shortest to longest tokens; of the `groups`,
+    `without_signal` earn nothing.  `matrix`: the side of the matrices that measure the device."""
+
+    model: Mapping[str, Any]
+    groups: int
+    group_size: int
+    prompt_tokens: tuple[int, int]
+    response_tokens: tuple[int, int]
+    without_signal: int
+    matrix: int
+
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 192}
+SMALL |= {"vocab_size": 2000, "max_position_embeddings": 128, "tie_word_embeddings": False}
+SCALES = {
+    "1b": Scale(OLMO_1B, 8, 8, (128, 256), (128, 512), 2, 8192),
+    "small": Scale(SMALL, 4, 4, (20, 40), (10, 40), 1, 256),
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all variants share.  `microbatch_size` in rows."""
+
+    model: PreTrainedModel
+    architecture: Architecture
+    optimizer: Optimizer
+    batch: MadeUpBatch
+    microbatch_size: int
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def train(self, variant: Variant, optimizer: Any = None) -> tuple:
+        result = variant.train(self.model, optimizer or self.optimizer, self.batch, self.microbatch_size)
+        synchronize(self.device)
+        return result
+
+    def forget(self) -> None:
+        """What a step that broke off left behind."""
+        self.model.zero_grad()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a variant did: its loss and gradient norm, how far it is from the plain step (see LIMITS), what it read, and
+    the bytes at its fullest moment beside weights and optimizer, predicted and measured."""
+
+    loss: float
+    grad_norm: float
+    loss_difference: float
+    difference: float
+    tokens_read: int
+    flops: int
+    predicted_bytes: int
+    peak_bytes: int
+
+
+def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
+    """Measure; returns the report.  `size`: "1b", the default on a GPU, or "small", which a CPU can do.
+
+    A variant that computes something else than the plain step, does not fit, or cannot be compiled has its reason in
+    the report and no speed.  Raises ValueError for a device that is not there or has too little memory.
+    """
+    device = choose_device(device)
+    scale = SCALES[size or ("1b" if device.startswith("cuda") else "small")]
+    bench = prepare(scale, torch.device(device))
+    found = conditions() | {"device": device_name(bench.device), "cuda": torch.version.cuda}
+    rate = matrix_rate(bench.device, bench.model.dtype, scale.matrix)
+    variants = ladder(bench.device.type == "cuda")
+    plain = GradientKeeper(bench.model)
+    loss, _ = bench.train(variants[0], plain)
+    work, seconds, failed = {}, {}, {}
+    for compiled in (False, True):
+        if compiled:
+            compile_parts(bench.model)
+        chosen = {variant.name: variant for variant in variants if variant.compiled == compiled}
+        for name, variant in chosen.items():
+            try:
+                work[name] = check(bench, variant, loss.item(), plain.gradients)
+            except Exception as error:  # no memory, no compiler, another gradient: each has its own kind of error
+                failed[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+                bench.forget()
+        seconds |= in_turns({n: partial(_seconds, bench, v) for n, v in chosen.items() if n in work}, rounds)
+    if variants[0].name in failed:
+        raise ValueError(f"gpu: the plain step, which the others are compared with, failed: {failed['plain']}")
+    return report(found, scale, bench, rate, work, seconds, failed)
+
+
+def prepare(scale: Scale, device: torch.device) -> Bench:
+    """The model with random weights, in bf16 on a GPU and in float32 on the CPU, and an optimizer that moves nothing:
+    every step is the same."""
+    config = Olmo2Config(**scale.model)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    torch.manual_seed(0)
+    with device:
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
+    architecture = Architecture.of(config)
+    batch = make_batch(
+        architecture.vocabulary,
+        scale.groups,
+        scale.group_size,
+        scale.prompt_tokens,
+        scale.response_tokens,
+        scale.without_signal,
+    )
+    can_share(model)  # which is found out once for a model
+    optimizer = make_optimizer(model, make_config(learning_rate=1e-30))
+    rows = scale.group_size
+    if device.type == "cuda":
+        rows = rows_that_fit(architecture, scale, torch.cuda.mem_get_info(device)[0])
+    return Bench(model, architecture, optimizer, batch, rows)
+
+
+def rows_that_fit(model: Architecture, scale: Scale, free: float) -> int:
+    """As many rows of a group as the plain step, which holds most, can take at a time in bf16.  `free`: bytes, when the
+    weights are there.  Gradients and moments come to them, and the plain gradient, which is kept."""
+    number, longest = 2, scale.prompt_tokens[1] + scale.response_tokens[1]
+    free = TIGHT * free - 4 * model.parameters * number
+    of_a_row = activation_bytes(model, longest, number) + logit_bytes(model, longest, number)
+    fitting = [n for n in range(1, scale.group_size + 1) if scale.group_size % n == 0 and n * of_a_row <= free]
+    if not fitting:
+        raise ValueError("device: it has too little memory for the plain step, also with one row at a time")
+    return fitting[-1]
+
+
+def check(bench: Bench, variant: Variant, loss: float, gradients: Sequence[torch.Tensor]) -> Work:
+    """Do a step, which is the warm-up too.  Raises ValueError where its gradient is another than the plain one."""
+    kept = GradientKeeper(bench.model)
+    with reading(bench.model) as reads:
+        own_loss, metadata = bench.train(variant, kept)
+    off, apart = difference(kept.gradients, gradients), abs(own_loss.item() - loss)
+    limits = LIMITS[bench.model.dtype], LOSS_LIMITS[bench.model.dtype]
+    if not (off <= limits[0] and apart <= limits[1]):
+        raise ValueError(
+            f"the gradient differs from the plain step's by {off:.2g} of its norm, and the loss by {apart:.2g}; "
+            f"accepted are {limits[0]} and {limits[1]}"
+        )
+    kept.gradients = None
+    bench.train(variant)  # the moments of the optimizer are there from now on
+    model, number = bench.architecture, bench.model.dtype.itemsize
+    return Work(
+        loss=own_loss.item(),
+        grad_norm=metadata["grad_norm"],
+        loss_difference=apart,
+        difference=off,
+        tokens_read=sum(read.tokens for read in reads),
+        flops=training_flops(model, reads, variant.scored_tokens(bench.batch, reads)),
+        predicted_bytes=model.parameters * number + variant.predicted_bytes(model, number, reads),
+        peak_bytes=peak_bytes(partial(bench.train, variant), bench.device),
+    )
+
+
+def _seconds(bench: Bench, variant: Variant, number: int) -> float:
+    with Clock() as clock:
+        bench.train(variant)
+    return clock.seconds
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def report(
+    found: Mapping[str, Any],
+    scale: Scale,
+    bench: Bench,
+    rate: float,
+    work: Mapping[str, Work],
+    seconds: Mapping[str, Sequence[float]],
+    failed: Mapping[str, str],
+) -> dict[str, Any]:
+    """Everything that was measured, for a file."""
+    state = 3 * bench.architecture.parameters * bench.model.dtype.itemsize
+    base = next(iter(seconds.values()))
+    rows = {
+        name: asdict(done)
+        | {
+            "seconds": asdict(Spread.of(seconds[name])),
+            "ratio": asdict(Spread.of([s / b for s, b in zip(seconds[name], base, strict=True)])),
+            "tokens_per_second": bench.batch.tokens / Spread.of(seconds[name]).median,
+            "utilisation": done.flops / Spread.of(seconds[name]).median / rate,
+        }
+        for name, done in work.items()
+    }
+    return {
+        "conditions": dict(found),
+        "scale": asdict(scale),
+        "parameters": bench.architecture.parameters,
+        "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "microbatch_size": bench.microbatch_size,
+        "tokens": bench.batch.tokens,
+        "state_bytes": state,
+        "matrix_rate": rate,
+        "rounds": len(base),
+        "variants": rows,
+        "failed": dict(failed),
+    }

@@ -1,0 +1,77 @@
+"""What a reader waits for before anything happens: the imports, and the command's help."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from rlhelpers.bench.conditions import conditions
+from rlhelpers.bench.rounds import Spread, in_turns
+
+ROUNDS = 5
+MODULES = (
+    "rlhelpers",
+    "rlhelpers.cli",
+    "rlhelpers.tasks",
+    "rlhelpers.kernels",
+    "rlhelpers.rollouts",
+    "rlhelpers.training.loop",
+    "rlhelpers.workbook.checks",
+    "rlhelpers.evidence.figures",
+)
+PROGRAMS = (
+    {"python": "import sys", "torch": "import torch, sys"}
+    | {module: f"import {module}, sys" for module in MODULES}
+    | {"rlhelpers --help": "import rlhelpers.cli, sys\ntry: rlhelpers.cli.main(['--help'])\nexcept SystemExit: pass"}
+)
+
+
+@dataclass(frozen=True)
+class Start:
+    """CPU seconds of a whole process, and whether torch was in it."""
+
+    seconds: float
+    has_torch: bool
+
+
+def bench_imports(rounds: int = ROUNDS) -> dict[str, Any]:
+    """Measure, each time in a process of its own; returns the report."""
+    found = conditions()
+    turns = {name: partial(start, program) for name, program in PROGRAMS.items()}
+    in_turns(turns, 1)  # what is read from the disk once, and compiled
+    return report(found, in_turns(turns, rounds))
+
+
+def start(program: str, number: int) -> Start:
+    """Raises RuntimeError with the last line of what the process said where it failed."""
+    before = os.times()
+    done = subprocess.run(
+        [sys.executable, "-c", f"{program}\nprint('torch' in sys.modules)"], capture_output=True, text=True
+    )
+    after = os.times()
+    if done.returncode:
+        raise RuntimeError(f"imports: {program!r} failed: {done.stderr.strip().splitlines()[-1]}")
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    return Start(seconds, done.stdout.endswith("True\n"))
+
+
+def report(found: Mapping[str, Any], measured: Mapping[str, Sequence[Start]]) -> dict[str, Any]:
+    """Everything that was measured, for a file.  `beyond`: median seconds above those of Python alone, or of Python and
+    torch where that came too."""
+    seconds = {name: Spread.of([start.seconds for start in starts]) for name, starts in measured.items()}
+    base = {False: seconds["python"].median, True: seconds["torch"].median}
+    return {
+        "conditions": dict(found),
+        "rounds": len(measured["python"]),
+        "starts": {
+            name: {
+                "seconds": asdict(seconds[name]),
+                "has_torch": starts[0].has_torch,
+                "beyond": seconds[name].median - base[starts[0].has_torch],
+            }
+            for name, starts in measured.items()
+        },
+    }
