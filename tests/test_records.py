@@ -8,8 +8,9 @@ import torch
 import yaml
 
 from rlhelpers import paths
+from rlhelpers.training.atomic import write_atomically
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords, strict_json, write_atomically
+from rlhelpers.training.records import RunRecords, strict_json
 
 CONFIG = make_config(quick=True)
 

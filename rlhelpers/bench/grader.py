@@ -22,7 +22,7 @@ from rlhelpers.tasks.corpus import FAITHFUL_ENDINGS, LOOSE_ENDINGS, closing
 from rlhelpers.tasks.grading import Grade, grade
 from rlhelpers.tasks.prompts import get_prompt
 from rlhelpers.tasks.stories import draw_problems
-from rlhelpers.training.records import installed_versions
+from rlhelpers.training.provenance import installed_versions
 
 ROUNDS = 5
 OURS, MATH_VERIFY, COURSE, IN_THE_FILE = "rlhelpers", "math-verify", "course", "in the file"

@@ -14,7 +14,7 @@ from rlhelpers.evidence.runs import read_metrics
 
 # Settings that say where a run lies, how it was computed and what it left, and nothing about what was computed.
 BOOKKEEPING = {"experiment", "variant", "seed", "device", "gradient_accumulation_steps", "rollouts_every", "tracker"}
-BOOKKEEPING |= {"engine_gpu", "kv_cache_gib", "sleep_level", "gradient_checkpointing"}
+BOOKKEEPING |= {"engine_gpu", "kv_cache_gib", "sleep_level", "gradient_checkpointing", "checkpoint_every", "resume"}
 # What runs did before there was a choice.
 BEFORE_A_CHOICE = {"components": "package", "engine": "torch", "rollouts_ahead": False}
 

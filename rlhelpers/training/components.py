@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlhelpers.kernels import grpo_train_step
-from rlhelpers.training.records import write_atomically
+from rlhelpers.training.atomic import write_atomically
 
 FILE = "my_components.py"
 PER_RESPONSE = ("rewards", "format_rewards")

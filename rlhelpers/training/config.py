@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
 from rlhelpers.tasks.prompts import PROMPTS
+from rlhelpers.training.fingerprint import fingerprint
 
 
 def _estimator_row(value: Any) -> Any:
@@ -81,6 +82,10 @@ class RunConfig(BaseModel):
 
     eval_every: Count = 5
     rollouts_every: Count = 10
+    checkpoint_every: Count = Field(5, description="steps between checkpoints, from which a killed run can go on")
+    resume: bool = Field(
+        False, description="go on with an unfinished run of this configuration from its last checkpoint"
+    )
     tracker: Literal["wandb", "trackio"] | None = None
 
     @model_validator(mode="after")
@@ -124,6 +129,11 @@ class RunConfig(BaseModel):
         return self
 
     @property
+    def fingerprint(self) -> str:
+        """The same for the same numbers, wherever the run lies; see training/fingerprint."""
+        return fingerprint(self)
+
+    @property
     def prompts_per_step(self) -> int:
         return self.rollout_batch_size // self.group_size
 
@@ -153,6 +163,7 @@ COURSE = {
     "num_rollout_steps": 200,
     "learning_rate": 1e-5,
     "eval_every": 10,
+    "checkpoint_every": 10,
 }
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {},
@@ -175,6 +186,7 @@ QUICK = {
     "num_rollout_steps": 2,
     "eval_every": 1,
     "rollouts_every": 1,
+    "checkpoint_every": 1,
 }
 
 
@@ -221,7 +233,7 @@ def _explain(error: dict[str, Any]) -> str:
 def _describe(config: RunConfig, base: RunConfig, preset_name: list[str]) -> str:
     """The estimator's name, the preset's, and every other setting that differs from it, as a folder name: what runs
     with different settings never share."""
-    unnamed = {"experiment", "variant", "seed", "device", "tracker", "estimator"}
+    unnamed = {"experiment", "variant", "seed", "device", "tracker", "estimator", "checkpoint_every", "resume"}
     differences = [
         f"{name}={getattr(config, name)}"
         for name in RunConfig.model_fields

@@ -1,26 +1,28 @@
-"""The loop: sync weights, sample, grade, step; validate and keep rollouts now and then."""
+"""The loop: sync weights, sample, grade, step; validate, keep rollouts and save checkpoints now and then."""
 
-import random
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from rlhelpers import paths
 from rlhelpers.kernels.advantages import reward_statistics
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training import components
+from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import RunConfig
+from rlhelpers.training.draws import derive_seed, draw_problems
 from rlhelpers.training.evaluation import Sample, evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
-from rlhelpers.training.policy import load_policy, make_optimizer
+from rlhelpers.training.policy import load_policy, make_optimizer, save_policy
 from rlhelpers.training.progress import Progress
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.records import RunRecords, RunState, run_state
 from rlhelpers.training.sampler import Sampler, make_engine
 from rlhelpers.training.scores import Scores, mismatch, score_samples, token_ids
 from rlhelpers.training.tracker import Tracker
@@ -31,22 +33,29 @@ def train(config: RunConfig) -> Path:
 
     Raises ValueError naming the setting before the folder is made.  If anything fails later, the folder keeps all
     complete steps and says "failed".
+
+    With `resume`, a run of the same configuration that was killed or failed goes on from its last checkpoint, with the
+    batches, samples and random numbers that it would have had; one that is complete is left as it is.  On the CPU with
+    the engine torch, metrics (but for seconds) and weights are then those of a run in one piece, bit for bit, if code,
+    versions and number of threads are; vLLM and CUDA do not repeat their own sums so exactly.
     """
+    records = RunRecords(config)
+    if config.resume and run_state(records.folder) == RunState("complete", records.fingerprint):
+        print(f"{records.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
+        return records.folder
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
     policy, tokenizer = load_policy(config.model, config.device, config.gradient_checkpointing)
-    records = RunRecords(config)
     run = Run(config, task, policy, tokenizer, make_engine(config, policy, tokenizer, records.folder / "engine.log"))
-    with records, Progress(config.num_rollout_steps) as progress:
+    with records, Progress(config.num_rollout_steps, records.step) as progress:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(components.FILE, records.folder)
-        tracker = Tracker(config)
+        tracker = Tracker(config, records.about["id"], records.tracked)
         try:
             run.train(records, progress, tracker)
         finally:
             run.close()
             tracker.close()
-        policy.save_pretrained(records.folder / "policy")
-        tokenizer.save_pretrained(records.folder / "policy")
+        save_policy(policy, tokenizer, records.folder / "policy")
     return records.folder
 
 
@@ -72,42 +81,75 @@ class Run:
                 f"max_tokens={config.max_tokens}"
             )
         self.optimizer = make_optimizer(policy, config)
+        self.tally: dict[str, Any] = {"has_learned": False, "skipped": 0.0, "reward": None}
 
     def train(self, records: RunRecords, progress: Progress, tracker: Tracker) -> None:
-        config = self.config
         self.remark = partial(_remark, records, progress)
-        if self.too_long:
-            self.remark(f"{self.too_long} problems exceed the model's context and are left out.")
-        self.sampler.sync()
-        has_learned, skipped = False, 0.0
-        for step in range(config.num_rollout_steps + 1):
-            started = time.perf_counter()
-            is_last = step == config.num_rollout_steps
-            keep_rollouts = is_last or step % config.rollouts_every == 0
-            metrics: dict[str, Any] = {"step": step}
-            if step > 0:
-                train_metrics, rows = self.step(step)
-                metrics = train_metrics | metrics
-                has_learned |= metrics["grad_norm"] != 0
-                skipped += metrics.get("skipped_update", 0) * config.updates_per_step
-                if keep_rollouts:
-                    records.write_rollouts(step, "train", rows)
-            if is_last or step % config.eval_every == 0:
-                val_metrics, rows = self.validate(step)
-                metrics |= val_metrics
-                if keep_rollouts:
-                    records.write_rollouts(step, "validation", rows)
-            metrics["seconds"] = time.perf_counter() - started
+        for text in records.news:
+            progress.say(text)
+        first = self._begin() if records.checkpoint is None else self._go_on(records.take_checkpoint(), progress)
+        for step in range(first, self.config.num_rollout_steps + 1):
+            metrics = self._whole_step(step, records)
             records.log(metrics)
             tracker.log(metrics)
             progress.show(metrics)
-        if skipped:
+            if step > 0 and self._is_due(step, self.config.checkpoint_every):
+                records.keep(self._checkpoint(step, records))
+        if skipped := self.tally["skipped"]:
             self.remark(f"{skipped:.0f} updates were skipped: their loss or gradient was not finite.")
-        if not has_learned:
+        if not self.tally["has_learned"]:
             self.remark(
-                f"In no group did the rewards differ (mean reward of the last step: {metrics['reward']:.3f}), so every "
-                "advantage was zero and no weight changed: the task is too hard or too easy for this model and prompt."
+                f"In no group did the rewards differ (mean reward of the last step: {self.tally['reward']:.3f}), so "
+                "every advantage was zero and no weight changed: the task is too hard or too easy for this model and "
+                "prompt."
             )
+
+    def _begin(self) -> int:
+        """Returns the first step to be done."""
+        if self.too_long:
+            self.remark(f"{self.too_long} problems exceed the model's context and are left out.")
+        self.sampler.sync()
+        return 0
+
+    def _go_on(self, checkpoint: Checkpoint, progress: Progress) -> int:
+        """As if the step of the checkpoint had just been done; returns the next one."""
+        checkpoint.restore(self.policy, self.optimizer)
+        self.tally, self.sampler.restarts = checkpoint.carried["tally"], checkpoint.carried["restarts"]
+        if (ahead := checkpoint.ahead) is not None:
+            self.next_batch = lambda: ahead
+        self.sampler.sync()
+        checkpoint.restore_randomness(self.policy.device)
+        progress.say(f"Goes on after step {checkpoint.step} of {self.config.num_rollout_steps}, from its checkpoint.")
+        return checkpoint.step + 1
+
+    def _checkpoint(self, step: int, records: RunRecords) -> Checkpoint:
+        carried = {"tally": self.tally, "restarts": self.sampler.restarts, "remarks": records.remarks}
+        ahead = self.next_batch() if self.next_batch is not None else None  # it is there: step() has waited for it
+        return Checkpoint.take(step, records.fingerprint, carried, self.policy, self.optimizer, ahead)
+
+    def _is_due(self, step: int, every: int) -> bool:
+        return step % every == 0 or step == self.config.num_rollout_steps
+
+    def _whole_step(self, step: int, records: RunRecords) -> dict[str, Any]:
+        """A step with all that is due after it; returns its metrics."""
+        config, started = self.config, time.perf_counter()
+        keep_rollouts = self._is_due(step, config.rollouts_every)
+        metrics: dict[str, Any] = {"step": step}
+        if step > 0:
+            train_metrics, rows = self.step(step)
+            metrics = train_metrics | metrics
+            self.tally["has_learned"] |= metrics["grad_norm"] != 0
+            self.tally["skipped"] += metrics.get("skipped_update", 0) * config.updates_per_step
+            self.tally["reward"] = metrics["reward"]
+            if keep_rollouts:
+                records.write_rollouts(step, "train", rows)
+        if self._is_due(step, config.eval_every):
+            val_metrics, rows = self.validate(step)
+            metrics |= val_metrics
+            if keep_rollouts:
+                records.write_rollouts(step, "validation", rows)
+        metrics["seconds"] = time.perf_counter() - started
+        return metrics
 
     def close(self) -> None:
         self.sampler.close()
@@ -218,22 +260,6 @@ class Run:
 def _remark(records: RunRecords, progress: Progress, text: str) -> None:
     records.remark(text)
     progress.say(text)
-
-
-def draw_problems(problems: Sequence[Problem], batch: int, size: int, seed: int) -> list[Problem]:
-    """The `batch`-th batch of an endless stream in which every epoch is a new shuffle."""
-    places = (divmod(position, len(problems)) for position in range(batch * size, (batch + 1) * size))
-    return [problems[_shuffled(len(problems), seed, epoch)[index]] for epoch, index in places]
-
-
-@lru_cache(maxsize=2)  # every batch asks for that of its epoch
-def _shuffled(count: int, seed: int, epoch: int) -> list[int]:
-    return random.Random(derive_seed(seed, "epoch", epoch)).sample(range(count), count)
-
-
-def derive_seed(seed: int, purpose: str, number: int) -> int:
-    """A seed of its own for every use of randomness in a run: the same in every run with this seed."""
-    return random.Random(f"{seed}/{purpose}/{number}").getrandbits(63)
 
 
 def _means(updates: Sequence[dict[str, Any]]) -> dict[str, Any]:

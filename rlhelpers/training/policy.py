@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhelpers import paths
+from rlhelpers.training.atomic import whole_folder
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from rlhelpers.training.config import RunConfig
-
-if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def load_policy(
@@ -72,6 +70,13 @@ def make_optimizer(policy: PreTrainedModel, config: RunConfig) -> torch.optim.Ad
         weight_decay=config.weight_decay,
         fused=policy.device.type == "cuda",
     )
+
+
+def save_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a folder that load_policy reads.  It is there whole or not at all; an earlier one goes."""
+    with whole_folder(folder) as new:
+        policy.save_pretrained(new)
+        tokenizer.save_pretrained(new)
 
 
 def choose_device(device: str) -> str:

