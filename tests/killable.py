@@ -28,7 +28,7 @@ def _ramp(rewards: Tensor) -> Tensor:
     return rewards + torch.linspace(-1, 1, rewards.shape[1]).expand_as(rewards)
 
 
-PUSH = Estimator("push", _ramp, "none", "sequence", "grpo", 0.2)
+PUSH = Estimator("push", _ramp, "none", "sequence", "grpo", 0.01)
 
 
 def write_model(folder: Path) -> None:

@@ -22,7 +22,7 @@ from rlhelpers.training.draws import derive_seed, draw_problems
 from rlhelpers.training.evaluation import Sample, evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
 from rlhelpers.training.policy import load_policy, make_optimizer, save_policy
 from rlhelpers.training.progress import Progress
-from rlhelpers.training.records import RunRecords, RunState, run_state
+from rlhelpers.training.records import RunRecords
 from rlhelpers.training.sampler import Sampler, make_engine
 from rlhelpers.training.scores import Scores, mismatch, score_samples, token_ids
 from rlhelpers.training.tracker import Tracker
@@ -40,7 +40,7 @@ def train(config: RunConfig) -> Path:
     versions and number of threads are; vLLM and CUDA do not repeat their own sums so exactly.
     """
     records = RunRecords(config)
-    if config.resume and run_state(records.folder) == RunState("complete", records.fingerprint):
+    if config.resume and records.is_complete():
         print(f"{records.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
         return records.folder
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)

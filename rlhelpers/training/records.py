@@ -14,7 +14,7 @@ import math
 import shutil
 import uuid
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -104,6 +104,16 @@ class RunRecords:
                 self._write_about(status="failed", finished=_now(), error=f"{kind.__name__}: {error}")
         finally:
             self._lock.release()
+
+    def is_complete(self) -> bool:
+        """Whether the folder holds a complete run of this configuration.  Should it have been killed over its last act,
+        the removal of its checkpoints, that is done now."""
+        if run_state(self.folder) != RunState("complete", self.fingerprint):
+            return False
+        with suppress(Timeout), FileLock(_lock_file(self.folder)).acquire(timeout=0):
+            if _read_about(self.folder).get("status") == "complete":
+                shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        return True
 
     def _begin(self) -> None:
         settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
