@@ -1,16 +1,17 @@
-"""Run folders: strict JSON, atomic writes, one writer at a time, and how the run was made."""
+"""Run folders: strict JSON, one writer at a time, how the run was made, and what has become of it."""
 
 import json
+import threading
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from filelock import FileLock
 
 from rlhelpers import paths
-from rlhelpers.training.atomic import write_atomically
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords, strict_json
+from rlhelpers.training.records import RunRecords, RunState, run_state, strict_json
 
 CONFIG = make_config(quick=True)
 
@@ -70,18 +71,38 @@ def test_two_writers_never_share_a_folder():
     assert about(records.folder)["status"] == "complete"
 
 
+def test_what_has_become_of_a_run(tmp_path):
+    records = RunRecords(CONFIG)
+    folder, own = records.folder, CONFIG.fingerprint
+    assert run_state(folder) == RunState("absent") and not paths.RUNS.exists()
+    with records:
+        assert run_state(folder) == RunState("running", own)
+        assert about(folder)["fingerprint"] == own
+    assert run_state(folder) == RunState("complete", own)
+    with pytest.raises(OSError), RunRecords(CONFIG):
+        assert run_state(folder) == RunState("running", own)
+        raise OSError
+    assert run_state(folder) == RunState("failed", own)
+    # A process that is killed writes nothing more, and its lock is gone with it.
+    for left, found in ((json.dumps({"status": "running", "fingerprint": "f"}), "f"), ("", None), ("[1]", None)):
+        (folder / "run.json").write_text(left, encoding="utf-8")
+        assert run_state(folder) == RunState("killed", found)
+    (folder / "run.json").unlink()
+    assert run_state(folder) == RunState("killed")
+
+
+def test_who_looks_at_a_run_does_not_keep_it_from_beginning():
+    with RunRecords(CONFIG) as records:
+        pass
+    lock = FileLock(records.folder.with_name(".seed=0.lock"), thread_local=False).acquire(timeout=0).lock
+    threading.Timer(0.2, lock.release).start()
+    with RunRecords(CONFIG):
+        pass
+
+
 def test_earlier_runs_are_kept():
     for number in range(3):
         with RunRecords(CONFIG) as records:
             records.log({"step": number})
     names = sorted(folder.name for folder in records.folder.parent.iterdir() if folder.is_dir())
     assert names == ["seed=0", "seed=0.earlier-1", "seed=0.earlier-2"]
-
-
-def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    file = tmp_path / "run.json"
-    write_atomically(file, "old")
-    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(file, "new")
-    assert file.read_text(encoding="utf-8") == "old"

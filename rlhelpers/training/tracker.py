@@ -11,7 +11,8 @@ from rlhelpers.training.config import RunConfig
 class Tracker:
     """Both libraries share `init`, `log` and `finish`.  Whatever goes wrong is said once, and then it is silent.
 
-    A run that goes on has the same `run_id` as before, and steps up to `tracked` are not logged a second time.
+    A run that goes on has the same `run_id` as before, and steps up to `tracked` are not logged a second time.  A step
+    that was on its way there when the process was killed may be missing for ever.
     """
 
     def __init__(self, config: RunConfig, run_id: str | None = None, tracked: int = -1):
