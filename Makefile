@@ -1,6 +1,7 @@
 # make grpo SEED=2   set up, then train the tiny model and watch it learn
 # make test          set up, then everything that CI checks
 # make vllm          set up .venv-vllm, which has vLLM for the CPU too (Linux)
+# make writeup       set up, then notebook 09 as a page (and as PDF where a Chromium is installed)
 # make setup | lint | lab
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ BIN := .venv/bin
 # What the rollout engines are tested with; other systems than Linux have no vLLM.
 VLLM_TESTS := $(if $(filter Linux,$(shell uname)),test-vllm)
 
-.PHONY: setup grpo test test-vllm lint lab vllm
+.PHONY: setup grpo test test-vllm lint lab vllm writeup
 
 grpo: setup
 	$(BIN)/papermill notebooks/04_grpo.ipynb -p seed $(SEED)
@@ -25,6 +26,9 @@ test-vllm: vllm
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+writeup: setup
+	$(BIN)/rlhelpers writeup
 
 lab: setup
 	$(BIN)/jupyter lab

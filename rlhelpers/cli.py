@@ -126,6 +126,21 @@ def bench_imports(options: argparse.Namespace) -> None:
     _keep_and_show("imports", report, tables.imports_text)
 
 
+def collect(options: argparse.Namespace) -> None:
+    from rlhelpers.evidence.collection import collect
+    from rlhelpers.evidence.intervals import counted
+
+    made, left = collect(*options.experiments)
+    print(f"{counted(len(made), 'run')} more in data/results; {len(left)} were there already")
+
+
+def writeup(options: argparse.Namespace) -> None:
+    from rlhelpers.workbook.writeup import export
+
+    for line in export():
+        print(line)
+
+
 def exercises(options: argparse.Namespace) -> None:
     from rlhelpers.workbook.exercises import write_exercises
 
@@ -179,6 +194,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     command.add_argument("--size", choices=["1b", "small"], help="default: 1b on a GPU, small on the CPU")
     command.set_defaults(run=bench_gpu)
+    command = commands.add_parser("collect", help="copy the metrics of finished runs to data/results, to be committed")
+    command.add_argument("experiments", nargs="*", help="default: those that data/results has")
+    command.set_defaults(run=collect)
+    command = commands.add_parser("writeup", help="notebook 09 as a page without code, and as PDF where Chromium is")
+    command.set_defaults(run=writeup)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
     command.add_argument("folder", help="where to write them")
     command.set_defaults(run=exercises)

@@ -1,11 +1,13 @@
 """Pictures of many runs: what they show is in the axes, and the number of seeds is told."""
 
+import json
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
 from rlhelpers.evidence.comparisons import compare_curves, compare_finals
-from rlhelpers.evidence.results import list_runs, read_curves
+from rlhelpers.evidence.results import list_runs
 
 
 @pytest.fixture
@@ -27,9 +29,11 @@ def test_curves(runs):
     assert [text.get_text() for text in figure.legends[0].get_texts()] == [
         "dr_grpo, 2 seeds",
         "grpo, 3 seeds",
-        "rft, 1 seed",
+        "rft, 1 seed, 1 collapsed",
     ]
-    assert len(reward.lines) == 9 and len(reward.collections) == 1  # 6 seeds, 3 means, a band for three seeds
+    assert len(reward.lines) == 10 and len(reward.collections) == 1  # 6 seeds, 3 means, a mark; a band for three seeds
+    [mark] = [line for line in reward.lines if line.get_marker() == "x"]
+    assert mark.get_xydata().tolist() == [[20, 0.1]]  # where the curve of the collapsed run ends
     assert reward.get_ylim()[1] < 1  # it is set by the seeds, not by the band, whose upper end is 0.95
     mean = next(line for line in reward.lines if line.get_label() == "grpo, 3 seeds")
     np.testing.assert_allclose(mean.get_ydata(), [0.1, 0.7, 0.7, 0.7, 0.7])
@@ -39,8 +43,9 @@ def test_curves(runs):
 
 
 def test_finals(runs):
-    curves = read_curves(runs, "val_reward", "estimator")
-    (axes,) = compare_finals(curves, "estimator", "title").axes
+    figure = compare_finals(runs, "estimator", "title")
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "estimator"
     assert [label.get_text() for label in axes.get_xticklabels()] == [
         "dr_grpo\n2 seeds",
         "grpo\n3 seeds",
@@ -49,3 +54,29 @@ def test_finals(runs):
     shown = {(line.get_marker(), round(y, 3)) for line in axes.lines for y in line.get_ydata()}
     assert {("o", 0.8), ("o", 0.6), ("x", 0.1), ("s", 0.7), ("s", 0.1)} <= shown
     assert ("o", 0.1) not in shown
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["a seed", "a seed that collapsed", "mean, 95 % t-interval"]  # nothing diverged
+
+
+def test_curves_on_different_grids_are_joined_by_step(roots, write_run):
+    """Seeds validated at other steps: each is drawn where it was measured, mean and band where all were."""
+    _, committed = roots
+    write_run(committed, 0, rewards=(0.1, 0.3, 0.5, 0.7, 0.9))  # at 0, 5, 10, 15, 20
+    for seed in (1, 2):
+        file = write_run(committed, seed, eval_every=10, variant="grpo") / "metrics.jsonl"
+        rows = [{"step": 10 * i, "val_reward": reward, "seconds": 1.0} for i, reward in enumerate((0.1, 0.3, 0.6))]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    axes = compare_curves(list_runs("04_grpo"), ["val_reward"], "estimator", "title").axes[0]
+    *seeds, mean = [line.get_xydata().tolist() for line in axes.lines]
+    assert [[x for x, _ in seed] for seed in seeds] == [[0, 5, 10, 15, 20], [0, 10, 20], [0, 10, 20]]
+    np.testing.assert_allclose(mean, [[0, 0.1], [10, 1.1 / 3], [20, 0.7]])
+    [band] = axes.collections
+    assert {x for x, _ in band.get_paths()[0].vertices} == {0, 10, 20}
+    plt.close("all")
+
+
+def test_one_seed_draws_no_band(roots, write_run):
+    write_run(roots[1], 0, rewards=(0.1, 0.3, 0.5))
+    figure = compare_curves(list_runs("04_grpo"), ["val_reward"], "estimator", "title")
+    assert not figure.axes[0].collections and figure.legends[0].get_texts()[0].get_text() == "grpo, 1 seed"
+    plt.close("all")

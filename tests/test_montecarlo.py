@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from rlhelpers.theory.montecarlo import DisagreementError, Interval, draw, mean_interval, three_ways, variance_interval
+from rlhelpers.evidence.intervals import Interval
+from rlhelpers.theory.montecarlo import DisagreementError, draw, mean_interval, three_ways, variance_interval
 
 
 def test_mean_interval_against_the_formula():
     samples = torch.tensor([1.0, 2.0, 3.0, 6.0])
     interval = mean_interval(samples, level=0.95)
-    assert interval.value == 3
+    assert interval.mean == 3
     assert interval.half_width == pytest.approx(3.182446 * samples.std().item() / 2, rel=1e-6)  # t(3) at 97.5%
-    assert (interval.low, interval.high) == (3 - interval.half_width, 3 + interval.half_width)
-    assert (interval.samples, interval.level) == (4, 0.95)
+    assert (interval.low, interval.high) == pytest.approx((3 - interval.half_width, 3 + interval.half_width))
+    assert (interval.n, interval.of) == (4, "sample")
 
 
 def test_intervals_cover_as_often_as_they_promise():
@@ -28,8 +29,8 @@ def test_intervals_cover_as_often_as_they_promise():
 
 def test_variance_interval_is_centred_on_the_unbiased_variance():
     samples = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    assert variance_interval(samples).value == pytest.approx(samples.var(dim=0).sum().item(), rel=1e-12)
-    assert variance_interval(samples[:, 0]).value == pytest.approx(samples[:, 0].var().item(), rel=1e-12)
+    assert variance_interval(samples).mean == pytest.approx(samples.var(dim=0).sum().item(), rel=1e-12)
+    assert variance_interval(samples[:, 0]).mean == pytest.approx(samples[:, 0].var().item(), rel=1e-12)
 
 
 def test_where_nothing_varies_the_interval_is_a_point():
@@ -61,7 +62,7 @@ def test_draw_is_seeded_and_follows_the_probabilities():
 
 
 def test_three_ways_prints_one_line(capsys):
-    three_ways("variance", 0.0025, 0.0025 + 1e-14, Interval(0.00251, 0.0001, 100))
+    three_ways("variance", 0.0025, 0.0025 + 1e-14, Interval(0.00251, 0.00241, 0.00261, 100))
     assert capsys.readouterr().out == (
         "variance: closed 0.0025  enumerated 0.0025 (exact to 1e-12)  Monte Carlo 0.00251 +- 0.0001 (inside)\n"
     )
@@ -77,13 +78,13 @@ def test_three_ways_prints_one_line(capsys):
 )
 def test_three_ways_says_when_they_disagree(capsys, closed, enumerated, message):
     with pytest.raises(DisagreementError, match=message):
-        three_ways("mean", closed, enumerated, Interval(1.0, 0.5, 100))
+        three_ways("mean", closed, enumerated, Interval(1.0, 0.5, 1.5, 100))
     assert capsys.readouterr().out == ""
 
 
 def test_the_printed_line_does_not_depend_on_the_last_bits(capsys):
     for nearly in (0.0091125 * (1 - 1e-15), 0.0091125, 0.0091125 * (1 + 1e-15)):
-        three_ways("tie", nearly, nearly, Interval(nearly, 1.0, 9))
+        three_ways("tie", nearly, nearly, Interval(nearly, nearly - 1, nearly + 1, 9))
     for zero in (-1e-17, 0.0, 1e-34):
-        three_ways("zero", zero, zero, Interval(zero, 1.0, 9))
+        three_ways("zero", zero, zero, Interval(zero, zero - 1, zero + 1, 9))
     assert len(set(capsys.readouterr().out.splitlines())) == 2

@@ -1,39 +1,14 @@
-"""Intervals over seeds, paired differences, comparisons, and collapse."""
+"""Final scores, paired differences, verdicts, and many of them at once."""
 
 import math
 
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
-from rlhelpers.evidence.statistics import (
-    comparison,
-    final_scores,
-    has_collapsed,
-    paired_difference,
-    t_interval,
-    table_of_finals,
-)
-
-
-def test_the_interval_by_hand():
-    interval = t_interval([0.8, 0.9, 1.0, 0.9])
-    half = 3.182446 * math.sqrt(0.02 / 3) / 2  # t for 3 degrees of freedom at 97.5 %
-    assert interval.mean == pytest.approx(0.9) and interval.n == 4
-    assert (interval.low, interval.high) == pytest.approx((0.9 - half, 0.9 + half), rel=1e-5)
-    assert str(interval) == f"0.900 [{0.9 - half:.3f}, {0.9 + half:.3f}], 4 seeds"
-
-
-def test_one_seed_has_no_interval():
-    interval = t_interval([0.8])
-    assert interval.mean == 0.8 and math.isnan(interval.low) and str(interval) == "0.800, 1 seed"
-
-
-def test_the_interval_covers_as_often_as_it_says():
-    generator = np.random.default_rng(0)
-    samples = generator.normal(0.5, 0.1, size=(4000, 4))
-    covered = np.mean([i.low < 0.5 < i.high for i in map(t_interval, samples)])
-    assert covered == pytest.approx(0.95, abs=0.015)  # four standard errors
+from rlhelpers.evidence.intervals import t_interval
+from rlhelpers.evidence.statistics import comparison, final_scores, holm, paired_difference, paired_p, verdict
 
 
 def curves(**methods):
@@ -52,44 +27,68 @@ def test_differences_are_paired_by_seed():
     finals = pd.DataFrame({"new": [0.5, 0.7, 0.9, 0.95], "old": [0.4, 0.61, 0.79, np.nan]})
     difference = paired_difference(finals, "new", "old")
     assert difference.n == 3 and difference.mean == pytest.approx(0.1)
-    assert comparison(finals, "new", "old").startswith("new better than old: 0.100 [")
-    assert comparison(finals, "old", "new").startswith("old worse than new: -0.100 [")
+    assert comparison(finals, "new", "old").startswith("new better than old with 3 seeds: 0.100 [")
+    assert comparison(finals, "old", "new").startswith("old worse than new with 3 seeds: -0.100 [")
     unpaired = t_interval(finals["new"][:3]).low < t_interval(finals["old"][:3]).high
     assert unpaired  # the seeds' common luck hides the difference from who does not pair
-
-
-def test_no_seed_at_all_and_none_in_common():
-    with pytest.raises(ValueError, match="values: got none"):
-        t_interval([])
-    finals = pd.DataFrame({"new": [0.5, np.nan], "old": [np.nan, 0.5]})
-    with pytest.raises(ValueError, match="new and old have no seed in common"):
-        comparison(finals, "new", "old")
-
-
-def test_the_table_is_rounded_and_sorted():
-    table = table_of_finals(curves(rft=[[0.1, 0.9, 0.1, 0.1, 0.1]], grpo=[[0.1] + [0.8] * 4, [0.1] + [0.6] * 4]))
-    assert table.index.tolist() == ["grpo", "rft"] and table.index.name == "estimator"
-    assert table["mean"].tolist() == [0.7, 0.1] and table["seeds"].tolist() == [2, 1]
-    assert table["collapsed"].tolist() == [0, 1]
-    assert (table["lowest"]["grpo"], table["highest"]["grpo"]) == (0.6, 0.8)
-    assert table["95 % interval"].tolist() == ["-0.571 to 1.971", "one seed has none"]
 
 
 @pytest.mark.parametrize("new", [[0.5, 0.6], [0.9], [0.2, 0.9]])
 def test_what_is_not_told_apart_is_said_so(new):
     finals = pd.DataFrame({"new": pd.Series(new), "old": pd.Series([0.5, 0.5])})
-    assert "new not told apart from old" in comparison(finals, "new", "old")
+    assert comparison(finals, "new", "old").startswith("new not told apart from old with ")
 
 
-@pytest.mark.parametrize(
-    ("values", "collapsed"),
-    [
-        ([0.1, 0.7, 0.8, 0.8, 0.8], False),
-        ([0.1, 0.7, 0.1, 0.1, 0.1], True),
-        ([0.1, 0.8, 0.3, 0.5, 0.5], False),
-        ([0.0, 0.0, 0.0], False),
-        ([np.nan, 0.6, np.nan, 0.2, 0.1, 0.0], True),
-    ],
-)
-def test_a_collapse_is_a_final_score_below_half_of_the_best(values, collapsed):
-    assert has_collapsed(pd.Series(values)) is collapsed
+def test_one_common_seed_tells_nothing_apart():
+    finals = pd.DataFrame({"new": [0.9, np.nan], "old": [0.1, 0.2]})
+    assert comparison(finals, "new", "old") == "new not told apart from old with 1 seed: 0.800"
+    assert paired_p(finals, "new", "old") == 1
+
+
+def test_no_seed_in_common():
+    finals = pd.DataFrame({"new": [0.5, np.nan], "old": [np.nan, 0.5]})
+    with pytest.raises(ValueError, match="new and old have no seed in common"):
+        comparison(finals, "new", "old")
+
+
+def test_the_p_value_is_that_of_the_paired_t_test_and_goes_with_the_verdict():
+    generator = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(200):
+        finals = pd.DataFrame(generator.normal([0.1, 0.0], 0.1, size=(4, 2)), columns=["new", "old"])
+        p = paired_p(finals, "new", "old")
+        assert p == pytest.approx(stats.ttest_rel(finals["new"], finals["old"]).pvalue)
+        verdicts.append(verdict(paired_difference(finals, "new", "old")) != "not told apart from")
+        assert verdicts[-1] == (p < 0.05)
+    assert 0 < sum(verdicts) < 200
+
+
+@pytest.mark.parametrize(("shift", "p"), [(0.0, 1.0), (0.25, 0.0)])
+def test_seeds_that_all_differ_by_the_same(shift, p):
+    finals = pd.DataFrame({"new": [0.5 + shift, 0.25 + shift], "old": [0.5, 0.25]})
+    assert paired_p(finals, "new", "old") == p
+    assert verdict(paired_difference(finals, "new", "old")) == ("better than" if shift else "not told apart from")
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]).tolist() == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.6, 0.5]).tolist() == [1.0, 1.0] and holm([0.03]).tolist() == [0.03]
+
+
+def test_chance_tells_one_in_twenty_apart_alone_and_one_set_of_five_in_twenty_at_once():
+    """Five methods that are no better than their baseline, with four seeds each, many times."""
+    generator = np.random.default_rng(0)
+    alone, at_once = 0, 0
+    for _ in range(1000):
+        finals = pd.DataFrame(generator.normal(0.5, 0.1, size=(4, 6)))
+        p_values = [paired_p(finals, method, 0) for method in range(1, 6)]
+        alone += min(p_values) < 0.05
+        at_once += min(holm(p_values)) < 0.05
+    assert alone / 1000 > 0.12 and at_once / 1000 < 0.07
+
+
+def test_holm_finds_what_is_there():
+    finals = pd.DataFrame({"old": [0.5, 0.6, 0.55, 0.52], "same": [0.51, 0.59, 0.54, 0.53]})
+    finals["new"] = finals["old"] + [0.20, 0.21, 0.19, 0.20]
+    adjusted = holm([paired_p(finals, "same", "old"), paired_p(finals, "new", "old")])
+    assert adjusted[0] > 0.5 and adjusted[1] < 0.001

@@ -8,9 +8,10 @@ import nbformat
 import pytest
 
 from rlhelpers import cli, paths
+from rlhelpers.workbook import writeup
 from rlhelpers.workbook.exercises import write_exercises
 
-NOTEBOOKS = sorted(path.name for path in (paths.ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = sorted(path.name for path in (paths.ROOT / "notebooks").glob("*.ipynb") if path.name != writeup.NOTEBOOK)
 EMPTY = nbformat.writes(nbformat.v4.new_notebook())
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,42 +1,15 @@
-"""What seeds can say: intervals over seeds, paired differences, and one sentence that claims no more than they show."""
+"""What seeds can say: final scores, paired differences, and one sentence that claims no more than they show."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from scipy import stats
 
+from rlhelpers.evidence.intervals import Interval, t_interval
+
 FINAL = 3  # validations that make a run's final score
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over `n` seeds with the ends of its t-interval; NaN ends for one seed, which has no spread."""
-
-    mean: float
-    low: float
-    high: float
-    n: int
-
-    def __str__(self) -> str:
-        ends = f" [{self.low:.3f}, {self.high:.3f}]" if self.n > 1 else ""
-        return f"{self.mean:.3f}{ends}, {seed_count(self.n)}"
-
-
-def seed_count(n: int) -> str:
-    return f"{n} seed" if n == 1 else f"{n} seeds"
-
-
-def t_interval(values, confidence: float = 0.95) -> Interval:
-    """Student's interval for the mean of one value per seed.  Right for values that are near enough to normal."""
-    values = np.asarray(values, dtype=float)
-    if not len(values):
-        raise ValueError("values: got none; accepted is one for each seed, at least one")
-    mean, n = float(values.mean()), len(values)
-    if n < 2:
-        return Interval(mean, np.nan, np.nan, n)
-    half = stats.t.ppf((1 + confidence) / 2, n - 1) * values.std(ddof=1) / np.sqrt(n)
-    return Interval(mean, mean - half, mean + half, n)
+ERROR = 0.05  # a verdict may be wrong so often where there is no difference: one in twenty
 
 
 def final_score(curve: pd.Series) -> float:
@@ -53,44 +26,51 @@ def final_scores(curves: pd.DataFrame) -> pd.DataFrame:
     return curves.apply(final_score).unstack(level=0)[methods]
 
 
-def has_collapsed(curve: pd.Series) -> bool:
-    """The final score is below half of the best validation, the one before training included."""
-    return bool(final_score(curve) < curve.max() / 2)
-
-
-def table_of_finals(curves: pd.DataFrame) -> pd.DataFrame:
-    """Mean, interval, lowest and highest seed of each method's final scores, rounded, best first; and of how many seeds
-    how many collapsed."""
-    rows = {}
-    for method, scores in final_scores(curves).items():
-        interval = t_interval(scores.dropna())
-        rows[method] = {
-            "mean": round(interval.mean, 3),
-            "95 % interval": f"{interval.low:.3f} to {interval.high:.3f}" if interval.n > 1 else "one seed has none",
-            "lowest": round(scores.min(), 3),
-            "highest": round(scores.max(), 3),
-            "seeds": interval.n,
-            "collapsed": sum(has_collapsed(curve) for _, curve in curves[method].items()),
-        }
-    return pd.DataFrame(rows).T.rename_axis(curves.columns.names[0]).sort_values("mean", ascending=False)
-
-
-def paired_difference(finals: pd.DataFrame, method: str, baseline: str) -> Interval:
-    """method - baseline over the seeds that both have.  A seed gives both the same batches of problems, so that part
-    of its luck which is the same for both cancels.  Raises ValueError where they have no seed in common."""
+def paired_differences(finals: pd.DataFrame, method: str, baseline: str) -> pd.Series:
+    """method - baseline of each seed that both have.  A seed gives both the same batches of problems, so that part of
+    its luck which is the same for both cancels.  Raises ValueError where they have no seed in common."""
     differences = (finals[method] - finals[baseline]).dropna()
     if differences.empty:
         raise ValueError(f"{method} and {baseline} have no seed in common")
-    return t_interval(differences)
+    return differences
+
+
+def paired_difference(finals: pd.DataFrame, method: str, baseline: str) -> Interval:
+    """The mean of paired_differences with its t-interval."""
+    return t_interval(paired_differences(finals, method, baseline), 1 - ERROR)
+
+
+def verdict(difference: Interval) -> str:
+    """Better, worse, or not told apart: whether the interval of a paired difference leaves 0 out.  One seed has no
+    interval and tells nothing apart."""
+    if difference.low > 0:
+        return "better than"
+    return "worse than" if difference.high < 0 else "not told apart from"
 
 
 def comparison(finals: pd.DataFrame, method: str, baseline: str) -> str:
-    """Better, worse, or not told apart: whether the 95 % interval of the paired difference leaves 0 out."""
+    """The verdict on two methods as a sentence, with the difference and its 95 % interval."""
     difference = paired_difference(finals, method, baseline)
-    if difference.low > 0:
-        word = "better than"
-    elif difference.high < 0:
-        word = "worse than"
-    else:
-        word = "not told apart from"
-    return f"{method} {word} {baseline}: {difference}"
+    value, _, seeds = str(difference).rpartition(", ")
+    return f"{method} {verdict(difference)} {baseline} with {seeds}: {value}"
+
+
+def paired_p(finals: pd.DataFrame, method: str, baseline: str) -> float:
+    """The two-sided p-value of the paired t-test, below ERROR where the verdict tells the two apart; 1 for one seed."""
+    differences = paired_differences(finals, method, baseline)
+    mean, n = differences.mean(), len(differences)
+    if n < 2 or mean == 0:
+        return 1.0
+    error = differences.std() / np.sqrt(n)
+    return float(2 * stats.t.sf(abs(mean) / error, n - 1)) if error > 0 else 0.0
+
+
+def holm(p_values: Sequence[float]) -> np.ndarray:
+    """Holm's adjustment (1979): comparisons whose adjusted p-value is below ERROR are told apart with that error for
+    all of them together, whatever they have in common, as two comparisons with one baseline do."""
+    p_values = np.asarray(p_values, dtype=float)
+    order = np.argsort(p_values, kind="stable")
+    factors = np.arange(len(p_values), 0, -1)  # the smallest p is one of all, the next one of the rest
+    adjusted = np.empty_like(p_values)
+    adjusted[order] = np.minimum(np.maximum.accumulate(factors * p_values[order]), 1)
+    return adjusted

@@ -1,44 +1,20 @@
 """Estimates from samples, with an interval; and the line that holds derivation, enumeration and sampling together."""
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import t
 from torch import Tensor
+
+from rlhelpers.evidence.intervals import EXACT, Interval, t_interval
 
 # At 95% one interval in twenty misses by chance.  A notebook holds dozens to their promise at once, so it takes a level
 # at which all of them nearly always keep it.
 LEVEL = 0.9999
-EXACT = 1e-12
 
 
 class DisagreementError(AssertionError):
     """Closed form, enumeration and Monte Carlo do not say the same."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """An estimate from independent samples, and how far off it may be at confidence `level`."""
-
-    value: float
-    half_width: float
-    samples: int
-    level: float = LEVEL
-
-    @property
-    def low(self) -> float:
-        return self.value - self.half_width
-
-    @property
-    def high(self) -> float:
-        return self.value + self.half_width
-
-    def covers(self, truth: float) -> bool:
-        """The last bits do not count: where nothing varies, the interval is a point."""
-        slack = EXACT * max(1.0, abs(truth))
-        return self.low - slack <= truth <= self.high + slack
 
 
 def draw(probabilities: Tensor, shape: int | tuple[int, ...], seed: int) -> Tensor:
@@ -60,9 +36,7 @@ def mean_interval(samples: Tensor | np.ndarray, level: float = LEVEL) -> Interva
         raise ValueError(f"samples: got shape {samples.shape}; accepted is (n,) with n at least 2")
     if not 0 < level < 1:
         raise ValueError(f"level: got {level!r}; accepted is a number between 0 and 1")
-    n = len(samples)
-    quantile = t.ppf((1 + level) / 2, n - 1)
-    return Interval(float(samples.mean()), float(quantile * samples.std(ddof=1) / math.sqrt(n)), n, level)
+    return t_interval(samples, level, of="sample")
 
 
 def variance_interval(samples: Tensor | np.ndarray, level: float = LEVEL) -> Interval:
@@ -88,7 +62,7 @@ def three_ways(name: str, closed: float, enumerated: float, sampled: Interval) -
     line = (
         f"{name}: closed {_short(closed)}  "
         f"enumerated {_short(enumerated)} ({'exact to 1e-12' if same else 'DIFFERS'})  "
-        f"Monte Carlo {_short(sampled.value)} +- {_short(sampled.half_width, 1)} ({'inside' if inside else 'OUTSIDE'})"
+        f"Monte Carlo {_short(sampled.mean)} +- {_short(sampled.half_width, 1)} ({'inside' if inside else 'OUTSIDE'})"
     )
     if not (same and inside):
         raise DisagreementError(line)

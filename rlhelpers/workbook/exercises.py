@@ -6,17 +6,19 @@ from pathlib import Path
 import nbformat
 
 from rlhelpers import paths
+from rlhelpers.workbook import writeup
 
 
 def write_exercises(folder: str | Path) -> list[Path]:
-    """Write each notebook of `notebooks/` to `folder` as a student gets it; returns the files.
+    """Write each notebook of `notebooks/` to `folder` as a student gets it, but for the write-up, which has nothing to
+    solve and all the answers; returns the files.
 
     Before anything is written it raises ModuleNotFoundError where nbgrader is missing, FileNotFoundError where there is
     no notebook, FileExistsError naming a notebook that stands in the folder already (it may hold somebody's work), and
     ValueError naming a notebook that nbgrader does not take.
     """
     folder, preprocessors = Path(folder).expanduser(), _preprocessors()
-    sources = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
+    sources = sorted(file for file in (paths.ROOT / "notebooks").glob("*.ipynb") if file.name != writeup.NOTEBOOK)
     if not sources:
         raise FileNotFoundError(f"{paths.ROOT / 'notebooks'} holds no notebook")
     for source in sources:
