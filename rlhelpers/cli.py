@@ -4,6 +4,7 @@ import argparse
 import ast
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rlhelpers import paths
@@ -44,6 +45,47 @@ def tiny(options: argparse.Namespace) -> None:
     from rlhelpers.training.tiny_model import make_tiny
 
     make_tiny(options.folder)
+
+
+def sweep(options: argparse.Namespace) -> int:
+    import joblib
+    import torch
+
+    from rlhelpers.evidence import grid, parallel, plan, sweep
+    from rlhelpers.evidence.board import as_lines, counts
+    from rlhelpers.workbook import configurations
+
+    given = dict(_values(text) for text in options.parameters)
+    given |= {} if options.seeds is None else {"seed": options.seeds}
+    grids = grid.read(Path(options.what), given)
+    entries, remarks = plan.make_plan(grids, configurations.plan, configurations.look)
+    rows = plan.rows_of_plan(entries, options.resume)
+    if options.dry_run:
+        print("\n".join([as_lines(rows), *remarks, counts(rows)]))
+        return 0
+    print(counts(rows), flush=True)
+    if options.engine == "ray":
+        workers = parallel.on_ray(options.jobs, options.gpus_per_run or 0)
+    elif options.gpus_per_run is not None:
+        raise ValueError("gpus_per_run: only with --engine ray, which gives every run GPUs of its own")
+    else:  # on a GPU one after the other: nobody knows whether two fit
+        workers = parallel.on_this_machine(options.jobs or (1 if torch.cuda.is_available() else joblib.cpu_count()))
+    return sweep.sweep(entries, workers, options.resume)
+
+
+def _values(text: str) -> tuple[str, str]:
+    name, sign, values = text.partition("=")
+    if not sign:
+        raise ValueError(
+            f"-p: got {text!r}; accepted is name=value or name=value,value, such as learning_rate=1e-4,3e-4"
+        )
+    return name, values
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted are whole numbers from 1")
+    return int(text)
 
 
 def _keep_and_show(name: str, report: Mapping[str, Any], as_text: Callable[[Mapping[str, Any]], str]) -> None:
@@ -199,6 +241,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.set_defaults(run=collect)
     command = commands.add_parser("writeup", help="notebook 09 as a page without code, and as PDF where Chromium is")
     command.set_defaults(run=writeup)
+    command = commands.add_parser("sweep", help="execute a notebook for the product of some values, in parallel")
+    command.add_argument("what", help="a notebook, or a YAML file of several, such as data/experiments.yaml")
+    command.add_argument("--seeds", metavar="0-3", help="whole numbers, with commas, or from-to")
+    command.add_argument(
+        "-p", dest="parameters", action="append", default=[], metavar="name=value,value", help="may be repeated"
+    )
+    command.add_argument("--engine", choices=["local", "ray"], default="local", help="this machine, or a Ray cluster")
+    command.add_argument(
+        "--jobs", type=_count, help="runs at once (default: cores; one on a GPU; all that Ray has room for)"
+    )
+    command.add_argument("--gpus-per-run", type=float, metavar="N", help="with --engine ray; it may be a fraction")
+    command.add_argument("--resume", action="store_true", help="go on with unfinished runs, from their checkpoints")
+    command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    command.set_defaults(run=sweep)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
     command.add_argument("folder", help="where to write them")
     command.set_defaults(run=exercises)

@@ -31,7 +31,7 @@ def test_environment_yml_takes_its_versions_from_pyproject():
 def test_every_requirement_is_constrained_within_its_range():
     pins = constraints()
     extras = PROJECT["optional-dependencies"]
-    required = PROJECT["dependencies"] + extras["dev"] + extras["trl"]
+    required = PROJECT["dependencies"] + extras["dev"] + extras["trl"] + extras["ray"]
     for requirement in map(Requirement, required):
         assert pins[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
@@ -39,7 +39,7 @@ def test_every_requirement_is_constrained_within_its_range():
 def test_torch_is_pinned_and_the_extras_are_there():
     assert "torch>=2.13,<2.14" in PROJECT["dependencies"]
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {"gpu", "flash-attn", "trl", "dev"}
+    assert set(extras) == {"gpu", "flash-attn", "trl", "ray", "dev"}
     assert {Requirement(r).name for r in extras["gpu"]} == {"vllm"}
 
 

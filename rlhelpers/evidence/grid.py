@@ -1,0 +1,185 @@
+"""What a sweep runs: values of a notebook's parameters and their product, typed by the notebook's parameters cell."""
+
+import ast
+import difflib
+import itertools
+import re
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from papermill import inspect_notebook
+
+from rlhelpers import paths
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A notebook, and the values of some of its parameters; `known` names all of them."""
+
+    notebook: Path
+    values: Mapping[str, tuple]
+    known: frozenset[str] = frozenset()
+
+    def combinations(self) -> list[dict[str, Any]]:
+        """The product.  The seed changes slowest: what is compared is there early, of one seed after the other."""
+        order = sorted(self.values, key=lambda name: name != "seed")
+        rows = itertools.product(*(self.values[name] for name in order))
+        named = [dict(zip(order, row, strict=True)) for row in rows]
+        return [{name: row[name] for name in self.values} for row in named]
+
+
+def read(file: Path, given: Mapping[str, Any]) -> list[Grid]:
+    """A notebook's grid, or those of a YAML file, in which `given` changes parameters of all notebooks.
+
+    Raises OSError for a file that is not there, ValueError with all that is wrong in it.
+    """
+    if file.suffix == ".ipynb":
+        return [read_grid(file, given)]
+    if file.suffix in (".yaml", ".yml"):
+        return read_experiments(file, given)
+    raise ValueError(f"got {file}; accepted are a notebook, .ipynb, and a file of experiments, .yaml")
+
+
+def read_grid(notebook: Path, given: Mapping[str, Any]) -> Grid:
+    """`given`: for each parameter a text of values with commas between them, or from a YAML file also a list.
+
+    Raises ValueError with a line for each name that the notebook does not have and each value of a wrong type.
+    """
+    if not notebook.is_file():
+        raise FileNotFoundError(f"there is no notebook {notebook}")
+    known = inspect_notebook(str(notebook))
+    errors, values = [], {}
+    for name, texts in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"accepted are {', '.join(known) or 'none'}"
+            errors.append(f"{name}: {notebook.name} has no such parameter; {hint}")
+            continue
+        kind = _kind(known[name]["inferred_type_name"], known[name]["default"])
+        try:
+            values[name] = tuple(dict.fromkeys(parse_values(texts, kind)))
+        except ValueError as error:
+            errors.append(f"{name}: {error}")
+    if errors:
+        raise ValueError("\n".join(errors))
+    return Grid(notebook, values, frozenset(known))
+
+
+def read_experiments(file: Path, changes: Mapping[str, Any]) -> list[Grid]:
+    """The grids of a YAML file such as data/experiments.yaml, with `changes` in all of them."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if not isinstance(content, dict) or not isinstance(content.get("experiments"), list):
+        raise ValueError(f"{file}: accepted is a file with a list `experiments`, as in data/experiments.yaml")
+    _only_known(f"{file}", content, {"seeds", "experiments"})
+    grids, errors = [], []
+    for number, experiment in enumerate(content["experiments"], start=1):
+        where = f"{file}, experiment {number}"
+        if not isinstance(experiment, dict) or "notebook" not in experiment:
+            raise ValueError(f"{where}: it names no notebook")
+        _only_known(where, experiment, {"notebook", "seeds", "parameters"})
+        seeds = experiment.get("seeds", content.get("seeds"))
+        given = (experiment.get("parameters") or {}) | ({} if seeds is None else {"seed": seeds}) | changes
+        try:
+            grids.append(read_grid(paths.ROOT / experiment["notebook"], given))
+        except ValueError as error:
+            errors += [f"{where}: {line}" for line in str(error).splitlines()]
+    if errors:
+        raise ValueError("\n".join(errors))
+    return grids
+
+
+def _only_known(where: str, content: Mapping[str, Any], known: set[str]) -> None:
+    if unknown := set(content) - known:
+        raise ValueError(f"{where}: got {', '.join(map(str, unknown))}; accepted are {', '.join(sorted(known))}")
+
+
+def parse_values(given: Any, kind: str | None) -> list[Any]:
+    """The values of one parameter: `1e-4,3e-4`, and for whole numbers also `0-3`, which is 0, 1, 2 and 3.
+
+    `kind`: the name of the parameter's type, a key of KINDS, or None where it is not known.  Raises ValueError.
+    """
+    texts = _split(given) if isinstance(given, str) else given if isinstance(given, list) else [given]
+    values = []
+    for text in texts:
+        text = text.strip() if isinstance(text, str) else repr(text)
+        found = re.fullmatch(r"(\d+)-(\d+)", text)
+        if kind == "int" and found:
+            first, last = map(int, found.groups())
+            if first > last:
+                raise ValueError(f"got {text!r}; accepted is a range that counts upwards, such as 0-3")
+            values += range(first, last + 1)
+        else:
+            values.append(_value(text, kind))
+    return values
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that stand outside brackets and quotes."""
+    parts = re.findall(r"""(?:\([^()]*\)|\[[^\[\]]*\]|'[^']*'|"[^"]*"|[^,])+""", text)
+    if not parts or ",".join(parts) != text or not all(part.strip() for part in parts):
+        raise ValueError(f"got {text!r}; accepted are values with a comma between each two")
+    return parts
+
+
+def _value(text: str, kind: str | None) -> Any:
+    if text == "None":
+        return None
+    if kind is None:
+        return _literal_or_text(text)
+    read, accepted = KINDS[kind]
+    try:
+        return read(text)
+    except (ValueError, SyntaxError, KeyError):
+        raise ValueError(f"got {text!r}; accepted are {accepted}") from None
+
+
+def _literal_or_text(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def _text(text: str) -> str:
+    return ast.literal_eval(text) if text[:1] in ("'", '"') else text
+
+
+def _sequence(text: str) -> tuple:
+    value = ast.literal_eval(text)
+    if not isinstance(value, tuple | list):
+        raise ValueError
+    return tuple(value)
+
+
+KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "int": (int, "whole numbers, such as 3 or 0-3"),
+    "float": (float, "numbers, such as 3e-4"),
+    "bool": ({"True": True, "False": False}.__getitem__, "True and False"),
+    "str": (_text, "texts, in quotes where they hold a comma"),
+    "tuple": (_sequence, "tuples, such as (0.9, 0.95)"),
+    "list": (_sequence, "lists, such as [1, 2]"),
+}
+
+
+def _kind(annotation: str, default: str) -> str | None:
+    """From the annotation, of which papermill gives the text, else from the default."""
+    for word in re.findall(r"\w+", annotation):
+        if word in KINDS:
+            return word
+    word = type(_literal_or_text(default)).__name__
+    return word if word in KINDS else None
+
+
+def describe(parameters: Mapping[str, Any]) -> str:
+    return ",".join(f"{name}={value}" for name, value in parameters.items())
+
+
+def name_of(notebook: Path, parameters: Mapping[str, Any]) -> str:
+    """A file's name that says the combination; one that no file system takes ends in a checksum of the whole."""
+    text = ",".join([notebook.stem, *([describe(parameters)] if parameters else [])])
+    name = "".join(c if c.isalnum() or c in "._,=+-" else "-" for c in text)
+    return name if name == text and len(name) <= 200 else f"{name[:190]}-{zlib.crc32(text.encode('utf-8')):08x}"

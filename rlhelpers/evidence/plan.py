@@ -1,0 +1,124 @@
+"""What a sweep will do: every run of its grids once, and what of them is there already.
+
+Nothing here trains or knows how: two functions are handed in that know it, PlanRun and Look.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhelpers import paths
+from rlhelpers.evidence.board import Row
+from rlhelpers.evidence.execution import BUSY, COMPLETE, RUNNING, WAITING
+from rlhelpers.evidence.grid import Grid, describe, name_of
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a notebook would train: the folder of the run, the fingerprint of its configuration, its steps."""
+
+    folder: Path
+    fingerprint: str
+    steps: int
+
+
+# What a notebook would train with these parameters; None where it trains nothing.  Raises ValueError for what no run
+# can have.
+PlanRun = Callable[[Path, Mapping[str, Any]], Planned | None]
+# The state of a run's folder (absent, running, complete, failed, killed), and the fingerprint, None where it cannot be
+# told.
+Look = Callable[[Path], tuple[str, str | None]]
+
+
+@dataclass
+class Entry:
+    """A run of the sweep; `found` says what was there before."""
+
+    notebook: Path
+    parameters: dict[str, Any]
+    planned: Planned | None
+    can_resume: bool = False
+    found: str = "new"
+    state: str = WAITING
+    detail: str = ""
+    output: Path = field(init=False)
+
+    def __post_init__(self):
+        self.output = paths.RUNS / "notebooks" / f"{name_of(self.notebook, self.parameters)}.ipynb"
+
+    @property
+    def name(self) -> str:
+        return f"{self.notebook.stem} {describe(self.parameters)}".strip()
+
+
+def make_plan(grids: Sequence[Grid], plan_run: PlanRun, look: Look) -> tuple[list[Entry], list[str]]:
+    """Every run once, and remarks on the combinations that come to the same run.
+
+    Raises ValueError with all that is wrong, before anything has run.
+    """
+    entries, remarks, errors = [], [], {}
+    by_fingerprint, by_folder = {}, {}
+    for grid in grids:
+        for parameters in grid.combinations():
+            try:
+                planned = plan_run(grid.notebook, parameters)
+            except ValueError as error:
+                errors.setdefault(str(error), []).append(f"{grid.notebook.stem} {describe(parameters)}")
+                continue
+            entry = Entry(grid.notebook, parameters, planned, "resume" in grid.known)
+            if planned:
+                if same := by_fingerprint.get(planned.fingerprint):
+                    remarks.append(f"{entry.name}: the same run as {same.name}")
+                    continue
+                if other := by_folder.get(planned.folder):
+                    where = planned.folder.relative_to(paths.RUNS)
+                    errors.setdefault(f"two runs would be written to {where}", [other.name]).append(entry.name)
+                by_fingerprint[planned.fingerprint] = by_folder[planned.folder] = entry
+            entries.append(entry)
+    if errors:
+        raise ValueError("\n".join(f"{error}\n  in {_few(names)}" for error, names in errors.items()))
+    _find(entries, look)
+    return entries, remarks
+
+
+def _few(names: Sequence[str]) -> str:
+    return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _find(entries: Sequence[Entry], look: Look) -> None:
+    """What is there already.  A run is complete wherever it lies: its fingerprint says which it is, not its name."""
+    complete, untold = {}, set()
+    for root in (paths.RESULTS, paths.RUNS):  # the second counts before the first
+        for file in sorted(root.glob("*/*/seed=*/run.json")):
+            state, fingerprint = look(file.parent)
+            if state == COMPLETE and ".earlier-" not in file.parent.name:
+                complete[fingerprint] = file.parent
+                if fingerprint is None:
+                    untold.add(file.parent.relative_to(root))
+    for entry in entries:
+        if entry.planned is None:
+            continue
+        if folder := complete.get(entry.planned.fingerprint):
+            entry.found, entry.state = COMPLETE, COMPLETE
+            entry.detail = f"before, {folder.relative_to(paths.DATA) if folder.is_relative_to(paths.DATA) else folder}"
+            continue
+        state, fingerprint = look(entry.planned.folder)
+        if state == RUNNING:
+            entry.found = BUSY
+        elif state != "absent":
+            entry.found = "unfinished" if fingerprint == entry.planned.fingerprint else "another"
+        elif entry.planned.folder.relative_to(paths.RUNS) in untold:
+            entry.found = "untold"
+
+
+def rows_of_plan(entries: Sequence[Entry], resume: bool) -> list[Row]:
+    """What will be done with each."""
+    words = {
+        "new": "new",
+        "unfinished": "goes on" if resume else "begins again; --resume goes on with what is unfinished",
+        "untold": "new; the complete run of that name in data/results does not tell its whole configuration",
+        BUSY: BUSY,
+        "another": "new; what lies in its folder is another run and is moved aside",
+    }
+    return [Row(e.name, e.state, e.detail or words.get(e.found, "")) for e in entries]
