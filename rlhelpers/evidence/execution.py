@@ -98,7 +98,8 @@ def is_complete(folder: Path, fingerprint: str | None) -> bool:
 
 
 def _note(job: Job, state: str, detail: str = "") -> None:
-    facts = {"state": state, "detail": detail, "time": _now(), "machine": socket.gethostname(), "pid": os.getpid()}
+    facts = {"run": job.output.stem, "state": state, "detail": detail, "time": _now()}
+    facts |= {"machine": socket.gethostname(), "pid": os.getpid()}
     temporary = job.state_file.with_suffix(".tmp")
     temporary.write_text(json.dumps(facts), encoding="utf-8")
     temporary.replace(job.state_file)
