@@ -17,10 +17,15 @@ from processes import is_alive, wait_until
 
 from rlhelpers import cli, paths
 from rlhelpers.evidence import grid
+from rlhelpers.evidence.comparisons import compare_finals
+from rlhelpers.evidence.figures import save_for_writeup
 from rlhelpers.evidence.grid import Grid, parse_values, read_experiments, read_grid
 from rlhelpers.evidence.parallel import on_this_machine
 from rlhelpers.evidence.plan import make_plan, rows_of_plan
+from rlhelpers.evidence.results import list_runs, read_curves
+from rlhelpers.evidence.statistics import final_scores
 from rlhelpers.evidence.sweep import INTERRUPTED, sweep
+from rlhelpers.evidence.tables import table_of_comparisons, table_of_finals
 from rlhelpers.training.config import make_config
 from rlhelpers.training.records import RunRecords
 from rlhelpers.workbook import configurations
@@ -299,8 +304,8 @@ def grpo(tmp_path):
     return tmp_path / GRPO.name
 
 
-def test_a_small_sweep_one_run_killed_and_resumed(tmp_path, with_data, grpo):
-    """Two seeds of two rows, trained in seconds."""
+def test_a_small_sweep_one_run_killed_and_resumed(tmp_path, with_data, grpo, monkeypatch):
+    """Two seeds of two rows, trained in seconds, to the statistics, the picture and the write-up's cells."""
     small = ["-p", "quick=True", "-p", "num_rollout_steps=5", "-p", "n_val_examples=4", "-p", "max_tokens=24"]
     command = [grpo, "--seeds", "0-1", "-p", "estimator=grpo,dr_grpo", *small, "-p", "device=cpu"]
     process = run_command(tmp_path, *command)
@@ -325,6 +330,24 @@ def test_a_small_sweep_one_run_killed_and_resumed(tmp_path, with_data, grpo):
     assert sorted((s["estimator"]["name"], s["seed"]) for s in settings) == [
         (name, seed) for name in ("dr_grpo", "grpo") for seed in (0, 1)
     ]
+
+    for name in ("RUNS", "RESULTS", "FIGURES"):
+        monkeypatch.setattr(paths, name, tmp_path / "data" / name.lower())
+    found = list_runs("quick")
+    finals = final_scores(read_curves(found, "val_reward", "estimator"))
+    assert finals.shape == (2, 2) and finals.notna().all(axis=None)
+    picture = save_for_writeup(compare_finals(found, "estimator", "A small sweep"), "small_sweep")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    [table], [comparisons] = map(writeup_cells, ("table_of_finals(variants", "table_of_comparisons(methods"))
+    chapter = {"variants": found, "methods": finals, "ON_POLICY": ["grpo", "dr_grpo"]}
+    chapter |= {"table_of_finals": table_of_finals, "table_of_comparisons": table_of_comparisons}
+    assert eval(table, chapter)["seeds"].tolist() == [2, 2]
+    assert eval(comparisons, chapter).loc[("dr_grpo", "grpo"), "seeds"] == 2
+
+
+def writeup_cells(begins):
+    notebook = nbformat.read(paths.ROOT / "notebooks/09_writeup.ipynb", as_version=4)
+    return [cell.source for cell in notebook.cells if cell.source.startswith(begins)]
 
 
 @pytest.fixture
