@@ -255,6 +255,17 @@ def test_a_batch_without_signal_changes_no_bit(name, tiny_gpt2, tokenizer):
     assert metadata["skipped_update"] == 0.0
 
 
+@pytest.mark.parametrize("empty", [4, 12])
+def test_a_group_without_response_tokens_adds_nothing(empty, tiny_gpt2, tokenizer):
+    model = tiny_gpt2()
+    rows = [(prompt, "" if i < empty else response, r) for i, (prompt, response, r) in enumerate(make_rows())]
+    without = [(prompt, response, 0.0 if i < empty else r) for i, (prompt, response, r) in enumerate(rows)]
+    found, metadata = gradient(model, tokenizer, rows, cuts=3, loss_normalization="constant", normalization_constant=Z)
+    expected, _ = gradient(model, tokenizer, without, cuts=3, loss_normalization="constant", normalization_constant=Z)
+    assert_same(found, expected)
+    assert metadata["skipped_update"] == 0.0 and bool(found.any()) == (empty < 12)
+
+
 # --- weights against the engine --------------------------------------------------------------------------------------
 
 

@@ -216,9 +216,9 @@ def _make_batch(token_ids: TokenIds, advantages: Tensor, per_token: dict[str, Te
 
 
 def _lengths(batch: dict[str, Tensor]) -> list[int]:
-    """Tokens of every row, without padding."""
+    """Tokens of every row, without padding; of a row without a response, one is read."""
     columns = torch.arange(1, batch["response_mask"].shape[1] + 1)
-    return torch.where(batch["response_mask"], columns, 0).amax(dim=1).tolist()
+    return torch.where(batch["response_mask"], columns, 1).amax(dim=1).tolist()
 
 
 def pack_rows(rows: Sequence[int], lengths: Sequence[int], group_size: int, microbatch_size: int) -> list[Tensor]:
