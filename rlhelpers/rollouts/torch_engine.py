@@ -1,7 +1,7 @@
 """The in-process engine: plain torch on a transformers model and its cache.
 
-Each prompt is read once, and its G rows share its keys and values; all rows of a chunk grow by one token per forward
-pass, and rows that are done leave.  What it leaves out: continuous batching, paged memory, and
+Each prompt is read once, and its G rows share its keys and values where the model allows it; all rows of a chunk grow
+by one token per forward pass, and rows that are done leave.  What it leaves out: continuous batching, paged memory, and
 anything else that makes a server; see the vLLM engines for those.
 """
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class TorchEngine:
     """A `RolloutEngine` that samples with the policy's own module, on its device.
 
-    `max_rows` bounds how many rows are sampled at a time; it changes memory and speed, not the samples.
+    `max_rows` bounds how many rows are sampled at a time, but those of one prompt stay together; it changes memory and
+    speed, not the samples.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int = 256):
@@ -92,8 +93,7 @@ class TorchEngine:
     def _leave(self, cache, slots: Tensor, growing: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Rows that are done leave, once that makes the batch smaller by an eighth: it costs a copy of the cache.
 
-        slots, growing (groups, n).  Every group keeps as many rows as the fullest one, so some of
-        them may be done.
+        slots, growing (groups, n).  Every group keeps as many rows as the fullest one, so some of them may be done.
         """
         groups, n = growing.any(dim=1).nonzero().squeeze(1), int(growing.sum(dim=1).max())
         if 8 * len(groups) * n > 7 * slots.numel():
