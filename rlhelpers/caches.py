@@ -1,5 +1,5 @@
-"""What may be done with a model's keys and values: whether rows can share them, and which of them; how the model is
-given them."""
+"""What is asked of a model before anything is read once for several rows: whether they can share keys and values, how
+many, and how the model is given them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _HEAD_IS_LINEAR: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def can_share(model: PreTrainedModel) -> bool:
-    """Whether keys and values can be handed on, and logits are a linear map of the last hidden state: not with sliding
-    windows or soft-capped logits."""
+    """Whether keys and values can be handed on, which they cannot with sliding windows, and logits are a linear map of
+    the last hidden state."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
@@ -29,7 +29,7 @@ def can_share(model: PreTrainedModel) -> bool:
 
 
 def head_is_linear(model: PreTrainedModel) -> bool:
-    """Whether logits are a linear map of the last hidden state."""
+    """Whether logits are a linear map of the last hidden state: not where they are scaled or soft-capped."""
     if model not in _HEAD_IS_LINEAR:
         _HEAD_IS_LINEAR[model] = _head_is_linear(model)
     return _HEAD_IS_LINEAR[model]
@@ -37,8 +37,8 @@ def head_is_linear(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _head_is_linear(model: PreTrainedModel) -> bool:
-    """By trial, on a few tokens: some models scale their logits, or bend them, under names of their own.  The same
-    operation on the same numbers gives the same bits."""
+    """By trial, on a few tokens: models have names of their own for what else they do with logits.  The same operation
+    on the same numbers gives the same bits."""
     with eval_mode(model):
         tokens = torch.arange(min(8, model.config.vocab_size), device=model.device)[None]
         logits = model(input_ids=tokens, use_cache=False).logits

@@ -3,11 +3,11 @@
 import argparse
 import ast
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rlhelpers import paths
+from rlhelpers.bench.commands import add_benches, positive_count
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -82,92 +82,6 @@ def _values(text: str) -> tuple[str, str]:
     return name, values
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}; accepted are whole numbers from 1")
-    return int(text)
-
-
-def _keep_and_show(name: str, report: Mapping[str, Any], as_text: Callable[[Mapping[str, Any]], str]) -> None:
-    from rlhelpers.bench.conditions import write_report
-
-    file = write_report(name, report)
-    print(as_text(report))
-    print(f"The numbers are in {file}")
-
-
-def bench_engines(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import engines, tables
-
-    report = engines.bench_engines(options.engines)
-    _keep_and_show("engines", report, tables.engines_text)
-
-
-def bench_ahead(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import ahead, tables
-
-    report = ahead.bench_ahead()
-    _keep_and_show("ahead", report, tables.ahead_text)
-
-
-def bench_growth(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import growth, pictures, training_tables
-    from rlhelpers.evidence.figures import save_for_writeup
-
-    report = growth.bench_growth()
-    _keep_and_show("growth", report, training_tables.growth_text)
-    print(f"The picture is in {save_for_writeup(pictures.growth(report), 'growth')}")
-
-
-def bench_gpu(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import gpu, training_tables
-
-    report = gpu.bench_gpu(options.device, options.size)
-    _keep_and_show("gpu", report, training_tables.gpu_text)
-
-
-def bench_grader(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import grader, tables
-
-    report = grader.bench_grader(options.responses, options.course)
-    _keep_and_show("grader", report, tables.grader_text)
-
-
-def bench_rollouts(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import rollouts, tables
-
-    report = rollouts.bench_rollouts()
-    _keep_and_show("rollouts", report, tables.rollouts_text)
-
-
-def bench_step(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import step, training_tables
-
-    report = step.bench_step()
-    _keep_and_show("step", report, training_tables.step_text)
-
-
-def bench_whole_step(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import training_tables, whole_step
-
-    report = whole_step.bench_whole_step()
-    _keep_and_show("whole-step", report, training_tables.whole_step_text)
-
-
-def bench_logprobs(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import logprobs, training_tables
-
-    report = logprobs.bench_logprobs(options.dtype, options.tokens, options.rounds)
-    _keep_and_show("logprobs", report, training_tables.logprobs_text)
-
-
-def bench_imports(options: argparse.Namespace) -> None:
-    from rlhelpers.bench import imports, tables
-
-    report = imports.bench_imports()
-    _keep_and_show("imports", report, tables.imports_text)
-
-
 def collect(options: argparse.Namespace) -> None:
     from rlhelpers.evidence.collection import collect
     from rlhelpers.evidence.intervals import counted
@@ -205,37 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--folder", help="where to write them (default: data/tiny)")
     command.set_defaults(run=tiny)
     command = commands.add_parser("bench", help="measure on this machine, side by side")
-    benches = command.add_subparsers(required=True, metavar="what")
-    command = benches.add_parser("engines", help="speed, start-up, sync and mismatch of the rollout engines")
-    command.add_argument("--engines", nargs="+", choices=["torch", "vllm", "vllm-server"], help="default: those here")
-    command.set_defaults(run=bench_engines)
-    command = benches.add_parser("ahead", help="runs with and without rollouts one step ahead; needs vLLM")
-    command.set_defaults(run=bench_ahead)
-    command = benches.add_parser("grader", help="speed and agreement of our grader and of math-verify alone")
-    command.add_argument("responses", nargs="?", help="a file, .jsonl or .jsonl.gz (default: invented responses)")
-    command.add_argument("--course", metavar="FILE", help="measure another grader too: python, with r1_zero_reward_fn")
-    command.set_defaults(run=bench_grader)
-    command = benches.add_parser("rollouts", help="the in-process engine against transformers' generate")
-    command.set_defaults(run=bench_rollouts)
-    command = benches.add_parser("step", help="the training step against the textbook's and TRL's")
-    command.set_defaults(run=bench_step)
-    command = benches.add_parser("whole-step", help="sample, grade and train, against a plain loop and TRL")
-    command.set_defaults(run=bench_whole_step)
-    command = benches.add_parser("logprobs", help="log-probs over a large vocabulary, in chunks and all at once")
-    command.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
-    command.add_argument("--tokens", type=int, default=4096, help="8 x 512, unless told otherwise")
-    command.add_argument("--rounds", type=int, default=2)
-    command.set_defaults(run=bench_logprobs)
-    command = benches.add_parser("imports", help="seconds until the package is imported")
-    command.set_defaults(run=bench_imports)
-    command = benches.add_parser("growth", help="how time and memory grow with responses, their length and group size")
-    command.set_defaults(run=bench_growth)
-    command = benches.add_parser(
-        "gpu", help="the training step of the course's model with random weights, part by part"
-    )
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
-    command.add_argument("--size", choices=["1b", "small"], help="default: 1b on a GPU, small on the CPU")
-    command.set_defaults(run=bench_gpu)
+    add_benches(command.add_subparsers(required=True, metavar="what"))
     command = commands.add_parser("collect", help="copy the metrics of finished runs to data/results, to be committed")
     command.add_argument("experiments", nargs="*", help="default: those that data/results has")
     command.set_defaults(run=collect)
@@ -249,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     command.add_argument("--engine", choices=["local", "ray"], default="local", help="this machine, or a Ray cluster")
     command.add_argument(
-        "--jobs", type=_count, help="runs at once (default: cores; one on a GPU; all that Ray has room for)"
+        "--jobs", type=positive_count, help="runs at once (default: cores; one on a GPU; all that Ray has room for)"
     )
     command.add_argument("--gpus-per-run", type=float, metavar="N", help="with --engine ray; it may be a fraction")
     command.add_argument("--resume", action="store_true", help="go on with unfinished runs, from their checkpoints")

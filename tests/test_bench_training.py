@@ -14,7 +14,7 @@ from rlhelpers import cli, paths
 from rlhelpers.bench import case as cases
 from rlhelpers.bench import rollouts, step, textbook, training_tables, whole_step
 from rlhelpers.bench.agreement import agreement
-from rlhelpers.bench.case import Batch, Case, configuration, counting, difference, refuse_unless_equal
+from rlhelpers.bench.case import Batch, Case, configuration, difference, refuse_unless_equal
 from rlhelpers.bench.memory import PeakMemory, in_own_process
 from rlhelpers.bench.rounds import compare_seconds
 from rlhelpers.bench.textbook import GenerateEngine, cut, textbook_step
@@ -271,13 +271,6 @@ def test_in_a_process_of_its_own():
     assert in_own_process(os.getpid) != os.getpid()
     with pytest.raises(ZeroDivisionError):
         in_own_process(divmod, 1, 0)
-
-
-def test_tokens_are_counted_while_it_lasts(small):
-    with counting(small.policy) as counts:
-        small.policy(input_ids=torch.zeros(2, 7, dtype=torch.long))
-    small.policy(input_ids=torch.zeros(2, 7, dtype=torch.long))
-    assert counts == [14]
 
 
 def test_a_batch_is_flat(small):

@@ -78,8 +78,8 @@ def test_the_same_samples_with_either_cache(monkeypatch, sampling):
 
 def test_tokens_that_hold_a_sign():
     _, tokenizer = load_policy("tiny", "cpu")
-    holds = tokens_with(tokenizer, ">")
-    assert holds.shape == (len(tokenizer),)
+    holds = tokens_with(tokenizer, ">", len(tokenizer) + 3)
+    assert holds.shape == (len(tokenizer) + 3,) and not holds[len(tokenizer) :].any()
     assert 0 < holds.sum() < len(tokenizer) / 2
     assert all((">" in tokenizer.decode([i])) == bool(holds[i]) for i in range(len(tokenizer)))
-    assert tokens_with(tokenizer, "é").all()  # its bytes may come one by one
+    assert tokens_with(tokenizer, "é", len(tokenizer)).all()  # its bytes may come one by one

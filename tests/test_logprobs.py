@@ -143,6 +143,14 @@ def test_shapes_that_do_not_fit(inputs, labels):
         get_response_log_probs(model_with(torch.zeros(2, 3, 3)), inputs, labels)
 
 
+def test_a_mask_that_does_not_fit():
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"response_mask has \(2, 4\)"):
+        get_response_log_probs(
+            model_with(torch.zeros(2, 3, 3)), ids, ids, response_mask=torch.ones(2, 4, dtype=torch.bool)
+        )
+
+
 @pytest.mark.parametrize("microbatch_size", [1, 3, 4, 100])
 def test_score_batch_equals_the_whole_batch_at_once(microbatch_size, tiny_gpt2):
     model = tiny_gpt2()

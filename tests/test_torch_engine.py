@@ -1,11 +1,13 @@
 """The in-process engine: what it samples, that it repeats itself, and that its log-probs are the trainer's."""
 
+import copy
+
 import pytest
 import torch
 
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
-from rlhelpers.rollouts import Sampling, TorchEngine
+from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
 from rlhelpers.rollouts.torch_engine import draw_tokens, end_of_text_ids, keep_nucleus
 from rlhelpers.training.policy import load_policy
 
@@ -108,6 +110,18 @@ def test_end_of_text_ends_a_row_and_stays_among_the_ids(engine):
         assert completion.token_ids[-1] == engine.tokenizer.eos_token_id
         assert engine.tokenizer.eos_token_id not in completion.token_ids[:-1]
         assert engine.tokenizer.eos_token not in completion.text
+
+
+def test_a_model_may_know_more_tokens_than_the_tokenizer(tiny, monkeypatch):
+    policy, tokenizer = copy.deepcopy(tiny[0]), tiny[1]
+    policy.resize_token_embeddings(len(tokenizer) + 3)
+
+    def draw_last(logits, *_):
+        return torch.full((len(logits),), logits.shape[-1] - 1), torch.zeros(len(logits))
+
+    monkeypatch.setattr(torch_engine, "draw_tokens", draw_last)
+    [rollout] = TorchEngine(policy, tokenizer).generate(PROMPTS[:1], Sampling(n=1, max_tokens=2, stop="."))
+    assert rollout.completions[0].token_ids == [len(tokenizer) + 2] * 2 and rollout.completions[0].text == ""
 
 
 def test_min_tokens_puts_off_end_of_text_and_stop(engine):

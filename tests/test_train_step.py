@@ -20,7 +20,6 @@ from rlhelpers.kernels.losses import (
     truncated_importance_weights,
 )
 from rlhelpers.kernels.tokens import encode, tokenize_prompt_and_output
-from rlhelpers.kernels.train_step import pack_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -255,6 +254,17 @@ def test_a_batch_without_signal_changes_no_bit(name, tiny_gpt2, tokenizer):
     assert metadata["skipped_update"] == 0.0
 
 
+@pytest.mark.parametrize("empty", [4, 12])
+def test_a_group_without_response_tokens_adds_nothing(empty, tiny_gpt2, tokenizer):
+    model = tiny_gpt2()
+    rows = [(prompt, "" if i < empty else response, r) for i, (prompt, response, r) in enumerate(make_rows())]
+    without = [(prompt, response, 0.0 if i < empty else r) for i, (prompt, response, r) in enumerate(rows)]
+    found, metadata = gradient(model, tokenizer, rows, cuts=3, loss_normalization="constant", normalization_constant=Z)
+    expected, _ = gradient(model, tokenizer, without, cuts=3, loss_normalization="constant", normalization_constant=Z)
+    assert_same(found, expected)
+    assert metadata["skipped_update"] == 0.0 and bool(found.any()) == (empty < 12)
+
+
 # --- weights against the engine --------------------------------------------------------------------------------------
 
 
@@ -413,21 +423,6 @@ def test_old_log_probs_follow_their_rows_through_pruning_and_cutting(tiny_gpt2, 
     step(model, tokenizer, rows, cuts=5, importance_reweighting_method=spy, old_log_probs=old)
     kept = [0, 1, 2, 3, 8, 10]
     assert sorted(seen) == [(float(i), LENGTHS[i]) for i in kept]
-
-
-@pytest.mark.parametrize("microbatch_size", [1, 2, 3, 5, 12, 100])
-def test_packed_rows_are_all_there_once_and_within_the_budget(microbatch_size):
-    prompts = [4, 9, 2]  # of the three groups of four
-    lengths = [prompts[i // 4] + n for i, n in enumerate(LENGTHS)]
-    rows = [i for i in range(12) if i not in (5, 9)]
-    packs = [pack.tolist() for pack in pack_rows(rows, lengths, 4, microbatch_size)]
-    assert sorted(row for pack in packs for row in pack) == rows
-    assert all(len(pack) * max(lengths[row] for row in pack) <= microbatch_size * max(lengths) for pack in packs)
-    if microbatch_size >= 4:  # then every group fits, and is in one piece
-        assert sum(len({row // 4 for row in pack}) for pack in packs) == 3
-    groups = [row // 4 for pack in packs for row in pack]
-    assert groups == sorted(groups, key=lambda g: max(lengths[row] for row in rows if row // 4 == g))
-    assert pack_rows([], lengths, 4, microbatch_size) == []
 
 
 def test_on_policy_the_loss_is_0_and_the_gradient_is_not(tiny_gpt2, tokenizer):

@@ -103,5 +103,5 @@ def _score(pairs: TokenIds, policy: PreTrainedModel, tokenizer: PreTrainedTokeni
     inputs, labels = batch["input_ids"].to(policy.device), batch["labels"].to(policy.device)
     with eval_mode(policy):
         scored = get_response_log_probs(policy, inputs, labels, return_token_entropy=True)
-    mask = batch["response_mask"].bool()
+    mask = batch["response_mask"]
     return scored["log_probs"].cpu()[mask], scored["token_entropy"].cpu()[mask]

@@ -2,8 +2,7 @@
 
 import copy
 import importlib.util
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -120,14 +119,3 @@ def refuse_unless_equal(found: float, name: str) -> None:
             f"step: no speeds, for {name}'s update of the weights differs from the textbook's by {found:.3g} of its "
             f"norm; accepted is up to {LARGEST_DIFFERENCE}"
         )
-
-
-@contextmanager
-def counting(model: PreTrainedModel) -> Iterator[list[int]]:
-    """A list that gets the number of tokens, padding included, of every forward pass inside."""
-    counts = []
-    hook = model.get_input_embeddings().register_forward_hook(lambda module, args, _: counts.append(args[0].numel()))
-    try:
-        yield counts
-    finally:
-        hook.remove()

@@ -119,7 +119,7 @@ def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUND
                 bench.forget()
         seconds |= in_turns({n: partial(_seconds, bench, v) for n, v in chosen.items() if n in work}, rounds)
     if variants[0].name in failed:
-        raise ValueError(f"gpu: the plain step, which the others are compared with, failed: {failed['plain']}")
+        raise ValueError(f"gpu: the plain step, which the others are compared with, failed: {failed[variants[0].name]}")
     return report(found, scale, bench, rate, work, seconds, failed)
 
 

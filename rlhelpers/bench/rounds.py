@@ -1,6 +1,5 @@
 """Measuring in turns: what else the machine does then falls on all alike."""
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +70,8 @@ class Clock:
 def cpu_seconds() -> dict[int, float]:
     """CPU time so far of this process and of each one below it that lives."""
     found = {}
-    for process in [psutil.Process(os.getpid()), *psutil.Process(os.getpid()).children(recursive=True)]:
+    own = psutil.Process()
+    for process in [own, *own.children(recursive=True)]:
         try:
             times = process.cpu_times()
         except psutil.Error:  # it ended, or is about to

@@ -9,8 +9,9 @@ from typing import Any
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from rlhelpers.bench.case import Batch, Case, configuration, counting, difference, installed, refuse_unless_equal
+from rlhelpers.bench.case import Batch, Case, configuration, difference, installed, refuse_unless_equal
 from rlhelpers.bench.conditions import conditions
+from rlhelpers.bench.flops import reading
 from rlhelpers.bench.memory import PeakMemory, in_own_process
 from rlhelpers.bench.rounds import Clock, compare_seconds, in_turns
 from rlhelpers.bench.textbook import textbook_step
@@ -110,9 +111,10 @@ def check(case: Case, batch: Batch, names: Sequence[str]) -> dict[str, Work]:
     work = {}
     for name in names:
         model = case.model()
-        with counting(model) as counts:
+        with reading(model) as reads:
             CONTESTANTS[name](case, model, batch, nullcontext())
-        work[name] = Work(difference(case.update(model), case.update(expected)), sum(counts))
+        tokens = sum(read.tokens for read in reads)
+        work[name] = Work(difference(case.update(model), case.update(expected)), tokens)
         refuse_unless_equal(work[name].difference, name)
     return work
 

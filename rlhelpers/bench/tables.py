@@ -20,7 +20,7 @@ def engines_text(report: Mapping[str, Any]) -> str:
         "done.",
         conditions_text(report["conditions"]),
     ]
-    return "\n".join([_work_table(report), "", _table(lives), *notes])
+    return "\n".join([_work_table(report), "", table(lives), *notes])
 
 
 def rollouts_text(report: Mapping[str, Any]) -> str:
@@ -52,12 +52,12 @@ def imports_text(report: Mapping[str, Any]) -> str:
         "beyond: the median above that of python, or of torch where torch is imported.",
         conditions_text(report["conditions"]),
     ]
-    return "\n".join([_table(pd.DataFrame(rows)), *notes])
+    return "\n".join([table(pd.DataFrame(rows)), *notes])
 
 
 def ahead_text(report: Mapping[str, Any]) -> str:
     """What `bench_ahead` reports."""
-    table = _table(pd.DataFrame([_ahead_row(name, row) for name, row in report["runs"].items()]))
+    runs = pd.DataFrame([_ahead_row(name, row) for name, row in report["runs"].items()])
     threads, found = report["threads"], report["conditions"]
     notes = [
         "",
@@ -72,7 +72,7 @@ def ahead_text(report: Mapping[str, Any]) -> str:
         "This is the time of a step, not what a step teaches: that takes runs with several seeds.",
         conditions_text(found),
     ]
-    return "\n".join([table, *notes])
+    return "\n".join([table(runs), *notes])
 
 
 def grader_text(report: Mapping[str, Any]) -> str:
@@ -96,7 +96,7 @@ def grader_text(report: Mapping[str, Any]) -> str:
         ),
         conditions_text(report["conditions"]),
     ]
-    return "\n".join([_table(pd.DataFrame(speeds)), "", _table(pd.DataFrame(verdicts)), *notes])
+    return "\n".join([table(pd.DataFrame(speeds)), "", table(pd.DataFrame(verdicts)), *notes])
 
 
 def conditions_text(found: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ def conditions_text(found: Mapping[str, Any]) -> str:
 
 def _work_table(report: Mapping[str, Any]) -> str:
     loads = report["workloads"].items()
-    return _table(pd.DataFrame([_work_row(name, n, row) for name, load in loads for n, row in load["engines"].items()]))
+    return table(pd.DataFrame([_work_row(name, n, row) for name, load in loads for n, row in load["engines"].items()]))
 
 
 def _notes_on_work(report: Mapping[str, Any]) -> list[str]:
@@ -191,5 +191,5 @@ def _describe_work(load: Mapping[str, Any]) -> str:
     return f"{load['prompts']} prompts x {load['n']}, {length}"
 
 
-def _table(rows: pd.DataFrame) -> str:
+def table(rows: pd.DataFrame) -> str:
     return rows.to_string(index=False)

@@ -47,16 +47,13 @@ def textbook_step(
 
 
 class GenerateEngine:
-    """Samples by `model.generate`; a `RolloutEngine` but for the log-probs of its samples, of which it gives none."""
+    """Samples by `model.generate`; as much of a `RolloutEngine` as is measured.  Its samples have no log-probs."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         self.model, self.tokenizer = model, tokenizer
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
         self.model = policy
-
-    def close(self) -> None:
-        self.model = None
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:

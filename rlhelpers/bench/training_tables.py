@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from rlhelpers.bench.rounds import Spread
-from rlhelpers.bench.tables import conditions_text
+from rlhelpers.bench.tables import conditions_text, table
 
 
 def step_text(report: Mapping[str, Any]) -> str:
@@ -62,7 +62,7 @@ def logprobs_text(report: Mapping[str, Any]) -> str:
         "beyond gradients: how many times less without them.",
         conditions_text(report["conditions"]),
     ]
-    return "\n".join([pd.DataFrame(rows).to_string(index=False), *notes])
+    return "\n".join([table(pd.DataFrame(rows)), *notes])
 
 
 def growth_text(report: Mapping[str, Any]) -> str:
@@ -86,7 +86,7 @@ def growth_text(report: Mapping[str, Any]) -> str:
         "straight line gives.",
         conditions_text(report["conditions"]),
     ]
-    return "\n".join([pd.DataFrame(rows).to_string(index=False), *notes])
+    return "\n".join([table(pd.DataFrame(rows)), *notes])
 
 
 def gpu_text(report: Mapping[str, Any]) -> str:
@@ -110,7 +110,7 @@ def gpu_text(report: Mapping[str, Any]) -> str:
         "gradient: |g - g'| / |g'| of its gradient from the first one's; loss: nats per token that lie between them.",
         conditions_text(found),
     ]
-    return "\n".join([pd.DataFrame(rows).to_string(index=False), *notes])
+    return "\n".join([table(pd.DataFrame(rows)), *notes])
 
 
 def _contestants_text(rows: list[dict[str, str]], notes: list[str], report: Mapping[str, Any]) -> str:
@@ -123,7 +123,7 @@ def _contestants_text(rows: list[dict[str, str]], notes: list[str], report: Mapp
         "difference: of the update of the weights from the textbook's, |a - b| / |b|.  extra MiB: peak RAM above what "
         "the process held before, each in a process of its own.",
     ]
-    return "\n".join([pd.DataFrame(rows).to_string(index=False), *notes, conditions_text(report["conditions"])])
+    return "\n".join([table(pd.DataFrame(rows)), *notes, conditions_text(report["conditions"])])
 
 
 def _contestant_row(name: str, row: Mapping[str, Any]) -> dict[str, str]:

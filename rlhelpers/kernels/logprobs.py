@@ -39,9 +39,10 @@ def get_response_log_probs(
 
     `temperature` divides the logits: give the one that the responses were sampled with, or the log-probs are of
     another policy than the one that acted.  `response_mask`: (batch, length) bool, what is wanted; the others are
-    then 0 and cost nothing: rows share the prompt that they have in common, and no logits are held but of a chunk of
-    tokens.  The values are the same up to rounding.  With gradient checkpointing, rows are read whole where there will
-    be a gradient: a cache of keys and values cannot be computed twice.  Raises ValueError when the temperature is not
+    then 0 and cost little: rows share the prompt that they have in common, and logits are computed a chunk of words at
+    a time.  The values are the same up to rounding.  With gradient checkpointing, rows are read whole where there will
+    be a gradient: a cache of keys and values cannot be computed twice.  Where logits are no linear map of the last
+    hidden state, the mask is not used, and everything is computed.  Raises ValueError when the temperature is not
     positive or shapes differ.
     """
     check_positive("temperature", temperature)
@@ -50,6 +51,8 @@ def get_response_log_probs(
             f"input_ids and labels: got shapes {tuple(input_ids.shape)} and {tuple(labels.shape)}; "
             "both must be (batch, length)"
         )
+    if response_mask is not None:
+        check_same_shape(input_ids=input_ids, response_mask=response_mask)
     if response_mask is not None and head_is_linear(model):
         return _of_responses(model, input_ids, labels, response_mask, temperature, return_token_entropy)
     with checkpointing_in_eval_mode(model):
@@ -62,7 +65,8 @@ def of_logits(
 ) -> dict[str, Tensor]:
     """What get_response_log_probs returns, from logits (..., vocabulary) and labels (...)."""
     # Half-precision logits are normalised in float32: log-probs are differences of large numbers.
-    log_distribution = torch.log_softmax(logits.to(_at_least_float32(logits)) / temperature, dim=-1)
+    precision = torch.promote_types(logits.dtype, torch.float32)
+    log_distribution = torch.log_softmax(logits.to(precision) / temperature, dim=-1)
     result = {"log_probs": log_distribution.gather(-1, labels[..., None]).squeeze(-1)}
     if return_token_entropy:
         result["token_entropy"] = token_entropy(log_distribution.detach())
@@ -86,10 +90,6 @@ def _of_responses(model, input_ids, labels, mask, temperature, return_token_entr
 def token_entropy(log_distribution: Tensor) -> Tensor:
     """H = -sum_v p_v log p_v in nats, over the last dimension; a token of probability 0 adds 0."""
     return torch.special.entr(log_distribution.exp()).sum(dim=-1)
-
-
-def _at_least_float32(logits: Tensor) -> torch.dtype:
-    return torch.promote_types(logits.dtype, torch.float32)
 
 
 @torch.no_grad()

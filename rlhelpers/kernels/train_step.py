@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,6 +30,7 @@ from rlhelpers.kernels.losses import (
     compute_policy_gradient_loss,
     masked_mean,
 )
+from rlhelpers.kernels.microbatches import pack_rows, row_lengths, select_rows
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -109,7 +109,7 @@ def grpo_train_step(
         temperature,
         len(advantages),
     )
-    microbatches = pack_rows(kept.tolist(), _lengths(batch), group_size, microbatch_size)
+    microbatches = pack_rows(kept.tolist(), row_lengths(batch["response_mask"]), group_size, microbatch_size)
     loss, metadata = _accumulate(model, batch, microbatches, objective)
     if len(kept):
         metadata |= _update(model, optimizer, loss, max_grad_norm)
@@ -158,7 +158,7 @@ def _accumulate(model, batch, microbatches, objective: _Objective) -> tuple[Tens
     try:
         with eval_mode(model):
             for rows in microbatches:
-                selected = _select(batch, rows, model.device)
+                selected = select_rows(batch, rows, model.device)
                 loss, metadata = objective(model, selected)
                 loss.backward()
                 total += loss.detach().cpu()
@@ -213,39 +213,6 @@ def _make_batch(token_ids: TokenIds, advantages: Tensor, per_token: dict[str, Te
             raise ValueError(f"{name}: not finite at a token of a response")
         batch[name] = values.detach()
     return batch
-
-
-def _lengths(batch: dict[str, Tensor]) -> list[int]:
-    """Tokens of every row, without padding."""
-    columns = torch.arange(1, batch["response_mask"].shape[1] + 1)
-    return torch.where(batch["response_mask"], columns, 0).amax(dim=1).tolist()
-
-
-def pack_rows(rows: Sequence[int], lengths: Sequence[int], group_size: int, microbatch_size: int) -> list[Tensor]:
-    """The rows in microbatches: (rows,) int64 each, short groups first, and a group in one piece where it fits.
-
-    With its padding, no microbatch holds more tokens than `microbatch_size` of the longest rows.
-    """
-    budget = microbatch_size * max(lengths, default=0)
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: row // group_size)]
-    packs: list[list[int]] = [[]]
-    for group in sorted(groups, key=lambda group: max(lengths[row] for row in group)):
-        width = max(lengths[row] for row in group)
-        if (len(packs[-1]) + len(group)) * width > budget:
-            packs.append([])
-        at_most = max(1, budget // width)
-        pieces = [group[start : start + at_most] for start in range(0, len(group), at_most)]
-        packs[-1] += pieces[0]
-        packs += pieces[1:]
-    return [torch.tensor(pack) for pack in packs if pack]
-
-
-def _select(batch: dict[str, Tensor], rows: Tensor, device) -> dict[str, Tensor]:
-    """These rows on the model's device, without the columns in which all of them are padding."""
-    selected = {name: tensor[rows.to(tensor.device)].to(device) for name, tensor in batch.items()}
-    columns = selected["response_mask"].any(dim=0).nonzero()
-    width = int(columns.max()) + 1 if len(columns) else 1
-    return {name: t[:, :width] if t.ndim == 2 else t for name, t in selected.items()}
 
 
 def _encode_all(tokenizer, prompts: Sequence[str], responses: Sequence[str]) -> TokenIds:

@@ -1,7 +1,7 @@
 """The in-process engine: plain torch on a transformers model and its cache.
 
-Each prompt is read once, and its G rows share its keys and values; all rows of a chunk grow by one token per forward
-pass, and rows that are done leave.  What it leaves out: continuous batching, paged memory, and
+Each prompt is read once, and its G rows share its keys and values where the model allows it; all rows of a chunk grow
+by one token per forward pass, and rows that are done leave.  What it leaves out: continuous batching, paged memory, and
 anything else that makes a server; see the vLLM engines for those.
 """
 
@@ -26,7 +26,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class TorchEngine:
     """A `RolloutEngine` that samples with the policy's own module, on its device.
 
-    `max_rows` bounds how many rows are sampled at a time; it changes memory and speed, not the samples.
+    `max_rows` bounds how many rows are sampled at a time, but those of one prompt stay together; it changes memory and
+    speed, not the samples.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int = 256):
@@ -74,7 +75,7 @@ class TorchEngine:
         pad_id = self.eos_ids[0] if self.eos_ids else 0
         cache = make_cache(self.model, prompt_ids, sampling.n, sampling.max_tokens, pad_id)
         logits, device = cache.logits, cache.logits.device
-        written = _Written(len(luck), sampling, self.tokenizer, self.eos_ids)
+        written = _Written(len(luck), sampling, self.tokenizer, self.eos_ids, logits.shape[-1])
         slots, luck = torch.arange(len(luck)).view(-1, sampling.n), luck.to(device)
         with cache.growing(self.model):
             for step in range(sampling.max_tokens):
@@ -92,8 +93,7 @@ class TorchEngine:
     def _leave(self, cache, slots: Tensor, growing: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Rows that are done leave, once that makes the batch smaller by an eighth: it costs a copy of the cache.
 
-        slots, growing (groups, n).  Every group keeps as many rows as the fullest one, so some of
-        them may be done.
+        slots, growing (groups, n).  Every group keeps as many rows as the fullest one, so some of them may be done.
         """
         groups, n = growing.any(dim=1).nonzero().squeeze(1), int(growing.sum(dim=1).max())
         if 8 * len(groups) * n > 7 * slots.numel():
@@ -107,14 +107,21 @@ class TorchEngine:
 class _Written:
     """What every row has written, and whether it goes on."""
 
-    def __init__(self, rows: int, sampling: Sampling, tokenizer: PreTrainedTokenizerBase, eos_ids: Sequence[int]):
+    def __init__(
+        self,
+        rows: int,
+        sampling: Sampling,
+        tokenizer: PreTrainedTokenizerBase,
+        eos_ids: Sequence[int],
+        vocabulary: int,
+    ):
         self.sampling, self.tokenizer, self.eos_ids = sampling, tokenizer, torch.tensor(eos_ids, dtype=torch.long)
         self.tokens = torch.zeros(rows, sampling.max_tokens, dtype=torch.long)
         self.log_probs = torch.zeros(rows, sampling.max_tokens)
         self.lengths = torch.zeros(rows, dtype=torch.long)
         self.is_growing = torch.ones(rows, dtype=torch.bool)
         self.hit_stop = torch.zeros(rows, dtype=torch.bool)
-        self.may_end_stop = None if sampling.stop is None else tokens_with(tokenizer, sampling.stop[-1])
+        self.may_end_stop = None if sampling.stop is None else tokens_with(tokenizer, sampling.stop[-1], vocabulary)
 
     def append(self, rows: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
         """One token for each of the rows; those that are done take none."""
@@ -149,17 +156,16 @@ class _Written:
         return Completion(text, ids, reason, self.log_probs[row, : len(ids)].tolist())
 
 
-def tokens_with(tokenizer: PreTrainedTokenizerBase, sign: str) -> Tensor:
-    """Which tokens hold a sign: (vocabulary,) bool.  Only after these can a string that ends with it have been
-    written, so only then the text is looked at.  A sign of several bytes may come in pieces: then all of them."""
-    return _tokens_with(tokenizer, sign, len(tokenizer))
-
-
 @lru_cache(maxsize=8)
-def _tokens_with(tokenizer: PreTrainedTokenizerBase, sign: str, size: int) -> Tensor:
+def tokens_with(tokenizer: PreTrainedTokenizerBase, sign: str, vocabulary: int) -> Tensor:
+    """Which tokens hold a sign: (vocabulary,) bool.  Only after these can a string that ends with it have been
+    written, so only then the text is looked at.  A sign of several bytes may come in pieces: then all of them.
+
+    `vocabulary` is the model's: it may be larger than the tokenizer's, and what lies beyond is text without a sign.
+    """
     if not sign.isascii():
-        return torch.ones(size, dtype=torch.bool)
-    return torch.tensor([sign in text for text in tokenizer.batch_decode([[i] for i in range(size)])])
+        return torch.ones(vocabulary, dtype=torch.bool)
+    return torch.tensor([sign in text for text in tokenizer.batch_decode([[i] for i in range(vocabulary)])])
 
 
 def can_group(model: PreTrainedModel) -> bool:
