@@ -2,7 +2,9 @@
 
 import argparse
 import ast
+import contextlib
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,8 +57,13 @@ def sweep(options: argparse.Namespace) -> int:
     from rlhelpers.evidence.board import as_lines, counts
     from rlhelpers.workbook import configurations
 
-    given = dict(_values(text) for text in options.parameters)
-    given |= {} if options.seeds is None else {"seed": options.seeds}
+    pairs = [_values(text) for text in options.parameters]
+    pairs += [] if options.seeds is None else [("seed", options.seeds)]
+    if twice := [name for name, n in Counter(name for name, _ in pairs).items() if n > 1]:
+        raise ValueError(f"{', '.join(twice)}: given twice; accepted is once, with commas between the values")
+    if options.gpus_per_run is not None and options.engine != "ray":
+        raise ValueError("gpus_per_run: only with --engine ray, which gives every run GPUs of its own")
+    given = dict(pairs)
     grids = grid.read(Path(options.what), given)
     entries, remarks = plan.make_plan(grids, configurations.plan, configurations.look)
     rows = plan.rows_of_plan(entries, options.resume)
@@ -66,8 +73,6 @@ def sweep(options: argparse.Namespace) -> int:
     print(counts(rows), flush=True)
     if options.engine == "ray":
         workers = parallel.on_ray(options.jobs, options.gpus_per_run or 0)
-    elif options.gpus_per_run is not None:
-        raise ValueError("gpus_per_run: only with --engine ray, which gives every run GPUs of its own")
     else:  # on a GPU one after the other: nobody knows whether two fit
         workers = parallel.on_this_machine(options.jobs or (1 if torch.cuda.is_available() else joblib.cpu_count()))
     return sweep.sweep(entries, workers, options.resume)
@@ -86,6 +91,15 @@ def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"got {text!r}; accepted are whole numbers from 1")
     return int(text)
+
+
+def _gpus(text: str) -> float:
+    """Ray divides a GPU, and gives several only whole."""
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        if 0 <= number <= 1 or (number > 1 and number.is_integer()):
+            return number
+    raise argparse.ArgumentTypeError(f"got {text!r}; accepted are numbers from 0, above 1 whole ones")
 
 
 def _keep_and_show(name: str, report: Mapping[str, Any], as_text: Callable[[Mapping[str, Any]], str]) -> None:
@@ -223,8 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.set_defaults(run=bench_whole_step)
     command = benches.add_parser("logprobs", help="log-probs over a large vocabulary, in chunks and all at once")
     command.add_argument("--dtype", nargs="+", choices=["float32", "bfloat16"], default=["float32", "bfloat16"])
-    command.add_argument("--tokens", type=int, default=4096, help="8 x 512, unless told otherwise")
-    command.add_argument("--rounds", type=int, default=2)
+    command.add_argument("--tokens", type=_count, default=4096, help="8 x 512, unless told otherwise")
+    command.add_argument("--rounds", type=_count, default=2)
     command.set_defaults(run=bench_logprobs)
     command = benches.add_parser("imports", help="seconds until the package is imported")
     command.set_defaults(run=bench_imports)
@@ -251,7 +265,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument(
         "--jobs", type=_count, help="runs at once (default: cores; one on a GPU; all that Ray has room for)"
     )
-    command.add_argument("--gpus-per-run", type=float, metavar="N", help="with --engine ray; it may be a fraction")
+    command.add_argument("--gpus-per-run", type=_gpus, metavar="N", help="with --engine ray; it may be a fraction")
     command.add_argument("--resume", action="store_true", help="go on with unfinished runs, from their checkpoints")
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     command.set_defaults(run=sweep)

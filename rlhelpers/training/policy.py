@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os.path
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,7 @@ def load_policy(
     device = choose_device(device)
     logging.disable_progress_bar()  # bars of a fraction of a second, which fill the logs of a run
     source = str(paths.TINY) if model == "tiny" else model
-    if Path(source).is_absolute() and not Path(source).is_dir():
+    if Path(source).is_absolute() and not os.path.isdir(source):
         raise ValueError(f"model: got {model!r}; no such directory")
     on_gpu = device.startswith("cuda")
     attention = "flash_attention_2" if on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
