@@ -4,6 +4,7 @@ import argparse
 import ast
 import contextlib
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -186,7 +187,13 @@ def collect(options: argparse.Namespace) -> None:
     from rlhelpers.evidence.collection import collect
     from rlhelpers.evidence.intervals import counted
 
-    made, left = collect(*options.experiments)
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            made, left = collect(*options.experiments)
+        finally:
+            for text in dict.fromkeys(f"{remark.message}" for remark in remarks):
+                print(f"rlhelpers: {text}", file=sys.stderr)
     print(f"{counted(len(made), 'run')} more in data/results; {len(left)} were there already")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os.path
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,9 @@ def save_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fol
 
 
 def choose_device(device: str) -> str:
-    """ "auto" is cuda where there is one, and else cpu."""
+    """ "auto" is cuda where there is one, and else cpu.  Raises ValueError for what is none of auto, cpu and cuda."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ValueError(f"device: got {device!r}; accepted are auto, cpu, cuda and cuda:<number>")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
