@@ -207,6 +207,13 @@ def test_a_tuple_is_one_for_the_configuration(roots):
     assert entry.planned.fingerprint == make_config(betas=(0.8, 0.9)).fingerprint
 
 
+@pytest.mark.parametrize("about", ["{", "[]", '{"status": "complete", "fingerprint": [1]}'])
+def test_a_run_whose_record_is_damaged_is_another_one(roots, write_run, capsys, about):
+    (write_run(roots[0]) / "run.json").write_text(about, encoding="utf-8")
+    assert cli.main(["sweep", str(GRPO), "--dry-run"]) == 0
+    assert "waiting" in capsys.readouterr().out
+
+
 def test_a_value_too_long_for_a_file(roots, capsys):
     assert cli.main(["sweep", str(GRPO), "-p", f"model={'x' * 5000}", "-p", f"task={'y' * 5000}", "--dry-run"]) == 0
 
