@@ -2,7 +2,10 @@
 
 import argparse
 import ast
+import contextlib
 import sys
+import warnings
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -55,8 +58,13 @@ def sweep(options: argparse.Namespace) -> int:
     from rlhelpers.evidence.board import as_lines, counts
     from rlhelpers.workbook import configurations
 
-    given = dict(_values(text) for text in options.parameters)
-    given |= {} if options.seeds is None else {"seed": options.seeds}
+    pairs = [_values(text) for text in options.parameters]
+    pairs += [] if options.seeds is None else [("seed", options.seeds)]
+    if twice := [name for name, n in Counter(name for name, _ in pairs).items() if n > 1]:
+        raise ValueError(f"{', '.join(twice)}: given twice; accepted is once, with commas between the values")
+    if options.gpus_per_run is not None and options.engine != "ray":
+        raise ValueError("gpus_per_run: only with --engine ray, which gives every run GPUs of its own")
+    given = dict(pairs)
     grids = grid.read(Path(options.what), given)
     entries, remarks = plan.make_plan(grids, configurations.plan, configurations.look)
     rows = plan.rows_of_plan(entries, options.resume)
@@ -66,8 +74,6 @@ def sweep(options: argparse.Namespace) -> int:
     print(counts(rows), flush=True)
     if options.engine == "ray":
         workers = parallel.on_ray(options.jobs, options.gpus_per_run or 0)
-    elif options.gpus_per_run is not None:
-        raise ValueError("gpus_per_run: only with --engine ray, which gives every run GPUs of its own")
     else:  # on a GPU one after the other: nobody knows whether two fit
         workers = parallel.on_this_machine(options.jobs or (1 if torch.cuda.is_available() else joblib.cpu_count()))
     return sweep.sweep(entries, workers, options.resume)
@@ -82,11 +88,26 @@ def _values(text: str) -> tuple[str, str]:
     return name, values
 
 
+def _gpus(text: str) -> float:
+    """Ray divides a GPU, and gives several only whole."""
+    with contextlib.suppress(ValueError):
+        number = float(text)
+        if 0 <= number <= 1 or (number > 1 and number.is_integer()):
+            return number
+    raise argparse.ArgumentTypeError(f"got {text!r}; accepted are numbers from 0, above 1 whole ones")
+
+
 def collect(options: argparse.Namespace) -> None:
     from rlhelpers.evidence.collection import collect
     from rlhelpers.evidence.intervals import counted
 
-    made, left = collect(*options.experiments)
+    with warnings.catch_warnings(record=True) as remarks:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            made, left = collect(*options.experiments)
+        finally:
+            for text in dict.fromkeys(f"{remark.message}" for remark in remarks):
+                print(f"rlhelpers: {text}", file=sys.stderr)
     print(f"{counted(len(made), 'run')} more in data/results; {len(left)} were there already")
 
 
@@ -135,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument(
         "--jobs", type=positive_count, help="runs at once (default: cores; one on a GPU; all that Ray has room for)"
     )
-    command.add_argument("--gpus-per-run", type=float, metavar="N", help="with --engine ray; it may be a fraction")
+    command.add_argument("--gpus-per-run", type=_gpus, metavar="N", help="with --engine ray; it may be a fraction")
     command.add_argument("--resume", action="store_true", help="go on with unfinished runs, from their checkpoints")
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     command.set_defaults(run=sweep)

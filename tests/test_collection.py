@@ -55,6 +55,54 @@ def test_an_experiment_without_a_run_is_an_error_of_one_line(roots, capsys):
     assert "no complete run of 04_grop" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["..", "", "a/b", "/tmp"])
+def test_what_is_no_name_of_an_experiment(roots, capsys, name):
+    assert cli.main(["collect", name]) == 1
+    assert f"experiments: got {name!r}; accepted are names of folders" in capsys.readouterr().err
+
+
+def test_nothing_is_copied_where_one_experiment_has_no_run(roots, write_run, capsys):
+    write_run(roots[0])
+    assert cli.main(["collect", "04_grpo", "04_grop"]) == 1
+    assert "no complete run of 04_grop" in capsys.readouterr().err and not list(roots[1].rglob("seed=*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("run.json", "{"),
+        ("run.json", "[]"),
+        ("run.json", '{"a": 1}'),
+        ("run.json", '{"status": "complete", "versions": [1]}'),
+        ("config.yaml", None),
+        ("config.yaml", "seed: ["),
+        ("config.yaml", "estimator: {name: [1]}\nseed: x\nexperiment: a\nvariant: b"),
+        ("metrics.jsonl", ""),
+        ("metrics.jsonl", '{"step": 0, "seconds": 1.0, "val_reward": null}\n'),
+    ],
+)
+def test_a_broken_run_is_left_where_it_is_and_told_in_one_line(roots, write_run, capsys, name, content):
+    own, committed = roots
+    write_run(own, seed=0)
+    broken = write_run(own, seed=1) / name
+    broken.unlink() if content is None else broken.write_text(content, encoding="utf-8")
+    assert cli.main(["collect", "04_grpo"]) == 0
+    [line] = capsys.readouterr().err.splitlines()
+    assert "seed=1 is left out: " in line
+    assert [folder.name for folder in committed.rglob("*seed=*")] == ["seed=0"]
+    broken.parent.rename(own / "broken")
+    write_run(own, seed=1)  # once it is mended, it is not taken for one that is there
+    assert cli.main(["collect", "04_grpo"]) == 0
+    assert len(pd.read_csv(committed / "04_grpo" / TABLE)) == 2
+
+
+def test_why_there_is_no_run_to_be_read(roots, write_run, capsys):
+    (write_run(roots[0]) / "config.yaml").unlink()
+    assert cli.main(["collect", "04_grpo"]) == 1
+    why, error = capsys.readouterr().err.splitlines()
+    assert "seed=0 is left out: FileNotFoundError" in why and "no complete run of 04_grpo" in error
+
+
 def test_the_command(roots, write_run, capsys):
     write_run(roots[0])
     assert cli.main(["collect", "04_grpo"]) == 0

@@ -29,6 +29,24 @@ def test_one_value_has_no_interval_and_none_no_mean(interval):
         interval([])
 
 
+@pytest.mark.parametrize("interval", [t_interval, bootstrap_interval])
+@pytest.mark.parametrize(
+    ("values", "confidence", "message"),
+    [
+        ([1.0, math.nan], 0.95, "values: got nan; accepted are finite numbers"),
+        ([1.0, math.inf], 0.95, "values: got inf; accepted are finite numbers"),
+        (["a"], 0.95, r"values: got \['a'\]; accepted are numbers"),
+        (3, 0.95, r"values: got shape \(\)"),
+        ([1.0, 2.0], 95, "confidence: got 95; accepted are numbers between 0 and 1"),
+        ([1.0, 2.0], "0.95", "confidence: got '0.95'"),
+        ([1.0, 2.0], math.nan, "confidence: got nan"),
+    ],
+)
+def test_values_without_an_interval(interval, values, confidence, message):
+    with pytest.raises(ValueError, match=message):
+        interval(values, confidence)
+
+
 def test_the_t_interval_covers_as_often_as_it_says():
     samples = np.random.default_rng(0).normal(0.5, 0.1, size=(4000, 4))
     covered = np.mean([t_interval(sample).covers(0.5) for sample in samples])

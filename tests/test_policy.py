@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from rlhelpers import paths
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.training.config import make_config
-from rlhelpers.training.policy import load_policy, make_optimizer
+from rlhelpers.training.policy import choose_device, load_policy, make_optimizer
 
 
 @pytest.fixture
@@ -77,3 +77,9 @@ def test_adamw_is_fused_on_cuda_and_does_the_same():
     plain, fused = weights_after_some_steps(on_cpu, False), weights_after_some_steps(OnACard(3, 4, bias=False), True)
     assert not plain.equal(start)
     torch.testing.assert_close(plain, fused, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["tpu", "", "cuda:x", "cpu:0"])
+def test_a_device_that_there_is_not(device):
+    with pytest.raises(ValueError, match=f"device: got '{device}'; accepted are auto, cpu, cuda"):
+        choose_device(device)

@@ -160,3 +160,12 @@ def test_a_misspelt_setting_is_named(roots, write_run):
     write_run(roots[1])
     with pytest.raises(ValueError, match="except_for: there is no setting estimatr"):
         comparable(list_runs("04_grpo"), defaults(), except_for=["estimatr"])
+
+
+def test_what_no_run_has_is_named(roots, write_run):
+    write_run(roots[1])
+    runs = list_runs("04_grpo")
+    with pytest.raises(ValueError, match="settings: no run has learning_rat; accepted are "):
+        comparable(runs, {"learning_rat": 1}, [])
+    with pytest.raises(ValueError, match="by: got 'estimater'; accepted are "):
+        read_curves(runs, "val_reward", "estimater")

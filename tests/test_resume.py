@@ -243,6 +243,20 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(runs, fail_in, capsys, 
     assert_same(folder, whole)
 
 
+@pytest.mark.parametrize("damage", ["not json", "[1]", '{"stop": 1}', "\udcff"])
+@pytest.mark.parametrize(("line", "moved"), [(1, True), (4, False)])  # the newest checkpoint is of step 3
+def test_damaged_metrics_are_moved_aside_or_cut_off(runs, fail_in, quick, line, moved, damage):
+    fail_in(quick, 4)
+    file = runs / WHERE / "metrics.jsonl"
+    lines = file.read_bytes().splitlines()
+    lines[line:] = [damage.encode("utf-8", errors="surrogateescape"), *lines[line + 1 :]]
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    folder = train(make_config(**quick | {"resume": True}))
+    assert read_metrics(folder).index.tolist() == [0, 1, 2, 3, 4]
+    assert ("resumed" in read_about(folder)) is not moved
+    assert folder.with_name("seed=0.earlier-1").exists() is moved  # with all that was there
+
+
 def test_another_number_of_threads_is_remarked(runs, fail_in, monkeypatch, quick):
     fail_in(quick, 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)

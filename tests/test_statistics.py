@@ -92,3 +92,15 @@ def test_holm_finds_what_is_there():
     finals["new"] = finals["old"] + [0.20, 0.21, 0.19, 0.20]
     adjusted = holm([paired_p(finals, "same", "old"), paired_p(finals, "new", "old")])
     assert adjusted[0] > 0.5 and adjusted[1] < 0.001
+
+
+@pytest.mark.parametrize(("pair", "wrong"), [(("x", "old"), "method: got 'x'"), (("old", "x"), "baseline: got 'x'")])
+def test_a_method_without_a_column(pair, wrong):
+    with pytest.raises(ValueError, match=f"{wrong}; accepted are old, new"):
+        comparison(pd.DataFrame({"old": [0.1], "new": [0.2]}), *pair)
+
+
+@pytest.mark.parametrize("p_values", [[np.nan, 0.1], [2.0], [-1.0], 0.5, [[0.1]]])
+def test_what_is_no_p_value(p_values):
+    with pytest.raises(ValueError, match=r"p_values: got .*; accepted is \(n,\), numbers from 0 to 1"):
+        holm(p_values)

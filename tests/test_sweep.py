@@ -1,7 +1,9 @@
 """Sweeps: what they ask for, what is there already, and that they go on through failures, kills and Ctrl-C."""
 
+import datetime
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,6 +114,10 @@ def test_values(text, kind, values):
         ("", "str", "a comma between each two"),
         ("a,", "str", "a comma between each two"),
         ([1.5], "int", "got '1.5'"),
+        ([], "int", "at least one value"),
+        ("0-1000000000", "int", "a range of at most 10000 numbers"),
+        ({"a": 1}, "float", "accepted are numbers, lists and texts"),
+        (datetime.date(2020, 1, 1), "str", "a date in quotes"),
     ],
 )
 def test_wrong_values(text, kind, message):
@@ -163,6 +169,12 @@ def test_values_that_no_run_can_have_are_all_said_before_anything_runs(roots, ca
         (["README.md"], "accepted are a notebook"),
         ([str(GRPO), "-p", "seed"], "accepted is name=value"),
         ([str(GRPO), "--gpus-per-run", "2"], "gpus_per_run: only with --engine ray"),
+        ([str(GRPO), "--gpus-per-run", "2", "--dry-run"], "gpus_per_run: only with --engine ray"),
+        ([str(GRPO), "--seeds", "0-3", "-p", "seed=5"], "seed: given twice"),
+        ([str(GRPO), "-p", "estimator=rft", "-p", "estimator=grpo"], "estimator: given twice"),
+        ([str(GRPO), "--seeds", "0-999", "-p", "group_size=1-99"], "got 99000 combinations; accepted are at most"),
+        ([str(GRPO), "-p", "betas=(0.9,2)"], "betas.1: got 2; input should be less than 1"),
+        ([str(GRPO), "-p", f"experiment={'ü' * 150}"], "experiment: got 'ü"),
         ([str(GRPO), "-p", "variant=x", "-p", "estimator=grpo,rft"], "two runs would be written to 04_grpo/x/seed=0"),
     ],
 )
@@ -170,6 +182,91 @@ def test_other_mistakes(roots, capsys, arguments, message):
     assert cli.main(["sweep", *arguments]) == 1
     assert message in capsys.readouterr().err
     assert not roots[0].exists()
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-1", "1.5", "x"])
+def test_a_number_of_gpus_that_ray_does_not_give(capsys, number):
+    with pytest.raises(SystemExit):
+        cli.main(["sweep", str(GRPO), "--engine", "ray", f"--gpus-per-run={number}", "--dry-run"])
+    assert f"got '{number}'; accepted are numbers from 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "not json", "{}", "[]", "null"])
+def test_what_is_no_notebook(roots, tmp_path, capsys, content):
+    file = tmp_path / "broken.ipynb"
+    file.write_text(content, encoding="utf-8")
+    assert cli.main(["sweep", str(file), "-p", "seed=1"]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "broken.ipynb cannot be read as a notebook" in line and not roots[0].exists()
+
+
+def test_a_notebook_without_parameters_and_one_that_exits(roots, write_notebook, capsys):
+    assert cli.main(["sweep", str(write_notebook("seed = = 0\n")), "-p", "seed=1"]) == 1
+    assert "seed: made_up.ipynb has no such parameter; accepted are none: no cell" in capsys.readouterr().err
+    assert cli.main(["sweep", str(write_notebook(PARAMETERS, "raise SystemExit(3)\nconfig = 1"))]) == 1
+    assert "made_up.ipynb: SystemExit: 3" in capsys.readouterr().err
+
+
+def test_a_tuple_is_one_for_the_configuration(roots):
+    [entry] = plan(GRPO, betas="(0.8,0.9)")
+    assert entry.planned.fingerprint == make_config(betas=(0.8, 0.9)).fingerprint
+
+
+@pytest.mark.parametrize("about", ["{", "[]", '{"status": "complete", "fingerprint": [1]}'])
+def test_a_run_whose_record_is_damaged_is_another_one(roots, write_run, capsys, about):
+    (write_run(roots[0]) / "run.json").write_text(about, encoding="utf-8")
+    assert cli.main(["sweep", str(GRPO), "--dry-run"]) == 0
+    assert "waiting" in capsys.readouterr().out
+
+
+def test_a_value_too_long_for_a_file(roots, capsys):
+    assert cli.main(["sweep", str(GRPO), "-p", f"model={'x' * 5000}", "-p", f"task={'y' * 5000}", "--dry-run"]) == 0
+
+
+def test_notebooks_of_one_name_are_not_executed_to_one_file(roots, tmp_path, write_notebook, capsys):
+    first = write_notebook()
+    (tmp_path / "other").mkdir()
+    second = Path(shutil.copy(first, tmp_path / "other"))
+    grids = [read_grid(notebook, {"seed": "0"}) for notebook in (first, first, second)]
+    entries, remarks = make_plan(grids[:2], configurations.plan, configurations.look)
+    assert len(entries) == 1 and remarks == ["made_up seed=0: asked for twice"]
+    with pytest.raises(ValueError, match=r"other/made_up\.ipynb; accepted are those of different names"):
+        make_plan(grids, configurations.plan, configurations.look)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("experiments: [", "while parsing"),
+        ("experiments:\n\t- a", "cannot start any token"),
+        ("experiments: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("experiments: []", "a list `experiments`"),
+        ("experiments: &a\n- *a", "experiment 1: it names no notebook"),
+        ("experiments:\n- notebook: 3", "experiment 1: notebook: got 3; accepted is a path"),
+        ("experiments:\n- notebook: README.md", "accepted is a notebook, .ipynb"),
+        ("experiments:\n- notebook: NOTEBOOK\n  parameters: [a]", "parameters: got ['a']; accepted are names"),
+        ("experiments:\n- notebook: NOTEBOOK\n  parameters: {seed: []}", "seed: got []; accepted is at least one"),
+        ("experiments:\n- notebook: NOTEBOOK\n  parameters: {3: 4}", "3: made_up.ipynb has no such parameter"),
+        ("experiments:\n- notebook: NOTEBOOK\n  parameters: {seed: 1, seed: 2}", "seed: given twice, line 3"),
+        ("seeds: 0\nexperiments:\n- notebook: NOTEBOOK\n  parameters: {seed: 7}", "seed: got 7 and, by seeds, 0"),
+    ],
+)
+def test_broken_files_of_experiments(roots, tmp_path, write_notebook, capsys, content, message):
+    file = tmp_path / "experiments.yaml"
+    file.write_text(content.replace("NOTEBOOK", str(write_notebook())), encoding="utf-8")
+    assert cli.main(["sweep", str(file)]) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line and "experiments.yaml" in line and not roots[0].exists()
+
+
+def test_every_mistake_of_a_file_of_experiments_is_said(tmp_path, write_notebook):
+    file = tmp_path / "experiments.yaml"
+    file.write_text(
+        f"experiments:\n- notebook: nothing.ipynb\n- notebook: {write_notebook()}\n  parameters: {{sed: 1}}\n",
+        encoding="utf-8",
+    )
+    with pytest.raises(ValueError, match=r"(?s)experiment 1: there is no notebook .*experiment 2: sed: "):
+        read_experiments(file, {})
 
 
 def test_a_file_of_experiments(tmp_path, write_notebook):
@@ -545,3 +642,6 @@ def test_names_of_files_are_short_enough(tmp_path):
     long = grid.name_of(Path("04_grpo.ipynb"), {"model": "/very/long" * 40, "seed": 1})
     assert len(long) <= 200 and long != grid.name_of(Path("04_grpo.ipynb"), {"model": "/very/long" * 40, "seed": 2})
     (tmp_path / f"{long}.ipynb").touch()
+    (
+        tmp_path / f"{grid.name_of(Path('04_grpo.ipynb'), {'model': 'ü' * 150})}.ipynb"
+    ).touch()  # file systems count bytes

@@ -53,3 +53,13 @@ def test_comparisons_say_how_many_they_are():
     assert table["difference"].tolist() == [0.045, 0.0, 0.0, 0.4] and table["95 % interval"].iloc[3] == "1 seed: none"
     alone = table_of_comparisons(finals, [("new", "old")])
     assert alone["verdict, 1 at once"].tolist() == ["better than"]
+
+
+@pytest.mark.parametrize("table", [table_of_finals, table_of_failures])
+def test_tables_of_nothing_are_errors(runs, table):
+    with pytest.raises(ValueError, match="by: got 'estimater'; accepted are "):
+        table(runs, "estimater")
+    with pytest.raises(ValueError, match="runs: got none"):
+        table(runs[:0], "estimator")
+    with pytest.raises(ValueError, match="pairs: got none"):
+        table_of_comparisons(pd.DataFrame({"old": [0.5]}), [])

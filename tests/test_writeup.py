@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 
 import nbformat
 import pytest
@@ -151,6 +152,15 @@ def test_a_chromium_that_prints_nothing_is_an_error(one_page, tmp_path, monkeypa
     with pytest.raises(RuntimeError, match=r"chromium printed no PDF: no display"):
         writeup.export(tmp_path)
     assert not (tmp_path / "writeup.pdf").exists()
+
+
+def test_a_chromium_that_hangs_is_an_error_of_one_line(tmp_path, monkeypatch):
+    def run(command, timeout, **options):
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(RuntimeError, match=r"chromium printed no PDF in 300 s; the page is in .*writeup\.html$"):
+        writeup._print("chromium", tmp_path / "writeup.html", tmp_path / "writeup.pdf")
 
 
 @pytest.mark.skipif(not any(map(shutil.which, writeup.CHROMIUM)), reason="no Chromium is installed")

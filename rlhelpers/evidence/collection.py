@@ -9,7 +9,7 @@ import pandas as pd
 
 from rlhelpers import paths
 from rlhelpers.evidence.failures import read_signs
-from rlhelpers.evidence.results import list_runs
+from rlhelpers.evidence.results import complete_runs, list_runs
 
 KEPT = ("config.yaml", "metrics.jsonl", "run.json")  # no responses and no weights
 TABLE = "runs.csv"
@@ -19,25 +19,37 @@ def collect(*experiments: str) -> tuple[list[Path], list[Path]]:
     """Copy the complete runs of some experiments from data/runs to data/results, and write the experiments' tables.
 
     Without a name: the experiments that data/results has already.  Returns the folders that were made, and those that
-    were there already and are left as they are: a committed run is replaced by who deletes it first.  Raises
-    FileNotFoundError for an experiment of which no run is complete.
+    were there already and are left as they are: a committed run is replaced by who deletes it first.  A run that
+    cannot be read is left out with a warning.  Raises FileNotFoundError, before anything is copied, for an experiment
+    of which no run is complete, and ValueError for what is no name of one.
     """
     experiments = experiments or tuple(sorted({file.parents[2].name for file in paths.RESULTS.glob("*/*/*/run.json")}))
+    if wrong := [name for name in experiments if name in ("", "..") or Path(name).name != name]:
+        raise ValueError(f"experiments: got {', '.join(map(repr, wrong))}; accepted are names of folders in data/runs")
     made, left = [], []
-    for experiment in experiments:
-        for file in sorted((paths.RUNS / experiment).glob("*/seed=*/run.json")):
-            folder = paths.RESULTS / file.parent.relative_to(paths.RUNS)
-            if json.loads(file.read_text(encoding="utf-8"))["status"] != "complete" or ".earlier-" in folder.name:
-                continue
+    found = {name: [run["folder"] for run in complete_runs(paths.RUNS / name)] for name in experiments}
+    for experiment in [experiment for experiment, folders in found.items() if not folders]:
+        list_runs(experiment, committed_only=True)  # raises where there is none either
+    for experiment, folders in found.items():
+        for source in folders:
+            folder = paths.RESULTS / source.relative_to(paths.RUNS)
             if folder.exists():
                 left.append(folder)
                 continue
-            folder.mkdir(parents=True)
-            for name in KEPT:
-                shutil.copy(file.parent / name, folder)
+            _copy(source, folder)
             made.append(folder)
         table_of_runs(experiment).to_csv(paths.RESULTS / experiment / TABLE, lineterminator="\n")
     return made, left
+
+
+def _copy(source: Path, folder: Path) -> None:
+    """The folder is there with all of KEPT, or not at all."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    for name in KEPT:
+        shutil.copy(source / name, temporary)
+    temporary.rename(folder)
 
 
 def table_of_runs(experiment: str) -> pd.DataFrame:

@@ -76,4 +76,6 @@ def _steps_not_finite(metrics: pd.DataFrame) -> int:
 
 def read_all_signs(runs: pd.DataFrame, by: str) -> dict[tuple, Signs]:
     """The signs of each run by (value of `by`, seed).  runs: as evidence.results.list_runs gives them."""
+    if by not in runs:
+        raise ValueError(f"by: got {by!r}; accepted are {', '.join(map(str, runs))}")
     return {(getattr(run, by), run.seed): read_signs(run.metrics) for run in runs.itertuples()}

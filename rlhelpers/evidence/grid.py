@@ -3,9 +3,10 @@
 import ast
 import difflib
 import itertools
+import math
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import yaml
 from papermill import inspect_notebook
 
 from rlhelpers import paths
+
+MOST = 10_000  # runs of a grid; who asks for more has mistyped a range
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,13 @@ def read_grid(notebook: Path, given: Mapping[str, Any]) -> Grid:
 
     Raises ValueError with a line for each name that the notebook does not have and each value of a wrong type.
     """
-    if not notebook.is_file():
-        raise FileNotFoundError(f"there is no notebook {notebook}")
-    known = inspect_notebook(str(notebook))
+    known = _parameters(notebook)
     errors, values = [], {}
     for name, texts in given.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"accepted are {', '.join(known) or 'none'}"
+            near = difflib.get_close_matches(f"{name}", known, n=3)
+            names = ", ".join(known) or "none: no cell that could be read has the tag `parameters`"
+            hint = f"did you mean {' or '.join(near)}?" if near else f"accepted are {names}"
             errors.append(f"{name}: {notebook.name} has no such parameter; {hint}")
             continue
         kind = _kind(known[name]["inferred_type_name"], known[name]["default"])
@@ -64,37 +66,85 @@ def read_grid(notebook: Path, given: Mapping[str, Any]) -> Grid:
             values[name] = tuple(dict.fromkeys(parse_values(texts, kind)))
         except ValueError as error:
             errors.append(f"{name}: {error}")
+    if (number := math.prod(map(len, values.values()))) > MOST:
+        errors.append(f"{', '.join(values)}: got {number} combinations; accepted are at most {MOST}")
     if errors:
         raise ValueError("\n".join(errors))
     return Grid(notebook, values, frozenset(known))
 
 
+def _parameters(notebook: Path) -> dict[str, Any]:
+    """Those of the notebook, as papermill infers them.  Raises OSError, ValueError for what is no notebook."""
+    if notebook.suffix != ".ipynb":
+        raise ValueError(f"notebook: got {notebook}; accepted is a notebook, .ipynb")
+    if not notebook.is_file():
+        raise FileNotFoundError(f"there is no notebook {notebook}")
+    try:
+        return inspect_notebook(str(notebook))
+    except Exception as error:  # whatever nbformat and papermill meet in a file that is something else
+        what = " ".join(f"{error}".split())[:200]
+        raise ValueError(f"{notebook} cannot be read as a notebook: {type(error).__name__}: {what}") from error
+
+
 def read_experiments(file: Path, changes: Mapping[str, Any]) -> list[Grid]:
     """The grids of a YAML file such as data/experiments.yaml, with `changes` in all of them."""
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not isinstance(content.get("experiments"), list):
+    content = _load(file)
+    if not isinstance(content, dict) or not isinstance(content.get("experiments"), list) or not content["experiments"]:
         raise ValueError(f"{file}: accepted is a file with a list `experiments`, as in data/experiments.yaml")
-    _only_known(f"{file}", content, {"seeds", "experiments"})
+    _only_known(f"{file}: ", content, {"seeds", "experiments"})
     grids, errors = [], []
     for number, experiment in enumerate(content["experiments"], start=1):
         where = f"{file}, experiment {number}"
-        if not isinstance(experiment, dict) or "notebook" not in experiment:
-            raise ValueError(f"{where}: it names no notebook")
-        _only_known(where, experiment, {"notebook", "seeds", "parameters"})
-        seeds = experiment.get("seeds", content.get("seeds"))
-        given = (experiment.get("parameters") or {}) | ({} if seeds is None else {"seed": seeds}) | changes
         try:
-            grids.append(read_grid(paths.ROOT / experiment["notebook"], given))
-        except ValueError as error:
+            grids.append(_read_experiment(experiment, content.get("seeds"), changes))
+        except (OSError, ValueError) as error:
             errors += [f"{where}: {line}" for line in str(error).splitlines()]
     if errors:
         raise ValueError("\n".join(errors))
     return grids
 
 
+def _load(file: Path) -> Any:
+    """The file's content, in which no name stands twice in one mapping.  Raises ValueError in one line."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        for node in _mappings(yaml.compose(text, yaml.SafeLoader)):
+            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise ValueError(f"{', '.join(twice)}: given twice, line {node.start_mark.line + 1} and after")
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{file}: {' '.join(f'{error}'.split())}") from error
+
+
+def _mappings(node: yaml.Node | None, seen: frozenset[int] = frozenset()) -> Iterator[yaml.MappingNode]:
+    """All in this one and itself; an alias within itself is not followed."""
+    if isinstance(node, yaml.CollectionNode) and id(node) not in seen:
+        if isinstance(node, yaml.MappingNode):
+            yield node
+        for part in node.value:
+            for inner in part if isinstance(part, tuple) else (part,):
+                yield from _mappings(inner, seen | {id(node)})
+
+
+def _read_experiment(experiment: Any, seeds: Any, changes: Mapping[str, Any]) -> Grid:
+    if not isinstance(experiment, dict) or "notebook" not in experiment:
+        raise ValueError("it names no notebook")
+    _only_known("", experiment, {"notebook", "seeds", "parameters"})
+    notebook, parameters = experiment["notebook"], experiment.get("parameters")
+    if not isinstance(notebook, str):
+        raise ValueError(f"notebook: got {notebook!r}; accepted is a path, such as notebooks/04_grpo.ipynb")
+    if not isinstance(parameters, dict | None):
+        raise ValueError(f"parameters: got {parameters!r}; accepted are names with values, such as learning_rate: 1e-4")
+    seeds = experiment.get("seeds", seeds)
+    if seeds is not None and "seed" in (parameters or {}):
+        raise ValueError(f"seed: got {parameters['seed']!r} and, by seeds, {seeds!r}; accepted is one of them")
+    return read_grid(paths.ROOT / notebook, (parameters or {}) | ({} if seeds is None else {"seed": seeds}) | changes)
+
+
 def _only_known(where: str, content: Mapping[str, Any], known: set[str]) -> None:
     if unknown := set(content) - known:
-        raise ValueError(f"{where}: got {', '.join(map(str, unknown))}; accepted are {', '.join(sorted(known))}")
+        raise ValueError(f"{where}got {', '.join(map(str, unknown))}; accepted are {', '.join(sorted(known))}")
 
 
 def parse_values(given: Any, kind: str | None) -> list[Any]:
@@ -103,14 +153,20 @@ def parse_values(given: Any, kind: str | None) -> list[Any]:
     `kind`: the name of the parameter's type, a key of KINDS, or None where it is not known.  Raises ValueError.
     """
     texts = _split(given) if isinstance(given, str) else given if isinstance(given, list) else [given]
+    if not texts:
+        raise ValueError("got []; accepted is at least one value")
     values = []
     for text in texts:
+        if not isinstance(text, str | bool | int | float | list | tuple | None):
+            raise ValueError(f"got {text!r}; accepted are numbers, lists and texts, a date in quotes")
         text = text.strip() if isinstance(text, str) else repr(text)
         found = re.fullmatch(r"(\d+)-(\d+)", text)
         if kind == "int" and found:
             first, last = map(int, found.groups())
             if first > last:
                 raise ValueError(f"got {text!r}; accepted is a range that counts upwards, such as 0-3")
+            if last - first >= MOST:
+                raise ValueError(f"got {text!r}; accepted is a range of at most {MOST} numbers")
             values += range(first, last + 1)
         else:
             values.append(_value(text, kind))
@@ -182,4 +238,7 @@ def name_of(notebook: Path, parameters: Mapping[str, Any]) -> str:
     """A file's name that says the combination; one that no file system takes ends in a checksum of the whole."""
     text = ",".join([notebook.stem, *([describe(parameters)] if parameters else [])])
     name = "".join(c if c.isalnum() or c in "._,=+-" else "-" for c in text)
-    return name if name == text and len(name) <= 200 else f"{name[:190]}-{zlib.crc32(text.encode('utf-8')):08x}"
+    if name == text and len(name.encode("utf-8")) <= 200:
+        return name
+    start = name.encode("utf-8")[:190].decode("utf-8", errors="ignore")  # file systems count bytes
+    return f"{start}-{zlib.crc32(text.encode('utf-8')):08x}"

@@ -49,9 +49,9 @@ def t_interval(values, confidence: float = 0.95, of: str = "seed") -> Interval:
     """Student's interval for the mean of independent values, (n,): mean +- t std / sqrt(n).
 
     Right for values that are near enough to normal, also for few.  One value has no spread and no interval.  Raises
-    ValueError where there is no value.
+    ValueError where there is no value, or one that is no finite number.
     """
-    values = _some(values)
+    values = _some(values, confidence)
     mean, n = float(values.mean()), len(values)
     if n < 2:
         return Interval(mean, np.nan, np.nan, n, of)
@@ -64,9 +64,9 @@ def bootstrap_interval(values, confidence: float = 0.95, of: str = "problem", se
 
     It asks for no normal values, so it suits rewards of 0 and 1, one for each problem of a validation.  What it tells
     is how much the mean would vary with other problems; how much with another seed, one run cannot know.  Fewer values
-    have no interval.  Raises ValueError where there is no value.
+    have no interval.  Raises ValueError as t_interval does.
     """
-    values = _some(values)
+    values = _some(values, confidence)
     mean, n = float(values.mean()), len(values)
     if n < FEWEST_TO_RESAMPLE:
         return Interval(mean, np.nan, np.nan, n, of)
@@ -76,8 +76,15 @@ def bootstrap_interval(values, confidence: float = 0.95, of: str = "problem", se
     return Interval(mean, float(low), float(high), n, of)
 
 
-def _some(values) -> np.ndarray:
-    values = np.asarray(values, dtype=float)
+def _some(values, confidence: float) -> np.ndarray:
+    if not (isinstance(confidence, float | int) and 0 < confidence < 1):
+        raise ValueError(f"confidence: got {confidence!r}; accepted are numbers between 0 and 1, such as 0.95")
+    try:
+        values = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"values: got {values!r}; accepted are numbers") from None
     if values.ndim != 1 or not len(values):
         raise ValueError(f"values: got shape {values.shape}; accepted is (n,), at least one value")
+    if not np.isfinite(values).all():
+        raise ValueError(f"values: got {values[~np.isfinite(values)][0]}; accepted are finite numbers")
     return values

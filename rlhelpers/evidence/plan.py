@@ -58,7 +58,7 @@ def make_plan(grids: Sequence[Grid], plan_run: PlanRun, look: Look) -> tuple[lis
     Raises ValueError with all that is wrong, before anything has run.
     """
     entries, remarks, errors = [], [], {}
-    by_fingerprint, by_folder = {}, {}
+    by_fingerprint, by_folder, by_output = {}, {}, {}
     for grid in grids:
         for parameters in grid.combinations():
             try:
@@ -75,6 +75,15 @@ def make_plan(grids: Sequence[Grid], plan_run: PlanRun, look: Look) -> tuple[lis
                     where = planned.folder.relative_to(paths.RUNS)
                     errors.setdefault(f"two runs would be written to {where}", [other.name]).append(entry.name)
                 by_fingerprint[planned.fingerprint] = by_folder[planned.folder] = entry
+            if (other := by_output.setdefault(entry.output, entry)) is not entry:
+                if (other.notebook.resolve(), other.parameters) == (entry.notebook.resolve(), parameters):
+                    remarks.append(f"{entry.name}: asked for twice")
+                else:
+                    error = (
+                        f"notebook: got {other.notebook} and {entry.notebook}; accepted are those of different names"
+                    )
+                    errors.setdefault(error, []).append(entry.name)
+                continue
             entries.append(entry)
     if errors:
         raise ValueError("\n".join(f"{error}\n  in {_few(names)}" for error, names in errors.items()))

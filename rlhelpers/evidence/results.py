@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,26 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
     found = {}
     for root in (paths.RESULTS,) if committed_only else (paths.RESULTS, paths.RUNS):
         for experiment in experiments:
-            for file in sorted((root / experiment).glob("*/seed=*/run.json")):
-                try:
-                    about = json.loads(file.read_text(encoding="utf-8"))
-                    if about["status"] == "complete" and ".earlier-" not in file.parent.name:
-                        found[file.parent.relative_to(root)] = _describe(file.parent)
-                except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
-                    warnings.warn(f"{file.parent} is left out: {type(error).__name__}: {error}", stacklevel=2)
+            found |= {run["folder"].relative_to(root): run for run in complete_runs(root / experiment)}
     if not found:
         names = ", ".join(experiments)
         raise FileNotFoundError(f"no complete run of {names} in data/results or data/runs; the notebooks make them")
     return pd.DataFrame(found.values())
+
+
+def complete_runs(experiment: Path) -> Iterator[dict[str, Any]]:
+    """The rows of list_runs that lie in one folder of an experiment.  What cannot be read is left out with a
+    warning."""
+    for file in sorted(experiment.glob("*/seed=*/run.json")):
+        try:
+            about = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(about.get("versions", {}), dict):
+                raise ValueError("run.json: versions is no mapping")
+            if about["status"] == "complete" and ".earlier-" not in file.parent.name:
+                yield _describe(file.parent)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            warnings.warn(f"{file.parent} is left out: {why}", stacklevel=3)
 
 
 def _describe(folder: Path) -> dict[str, Any]:
@@ -48,6 +57,13 @@ def _describe(folder: Path) -> dict[str, Any]:
     row = {"engine_ratio_cap": None} | settings.pop("estimator")
     metrics = read_metrics(folder)
     minutes = metrics["seconds"].sum() / 60
+    texts = settings["experiment"], settings["variant"], row["name"]
+    if type(settings["seed"]) is not int or not all(isinstance(text, str) for text in texts):
+        raise ValueError(
+            "config.yaml: accepted are a whole number as seed, and texts as experiment, variant and estimator.name"
+        )
+    if metrics["val_reward"].notna().sum() == 0:
+        raise ValueError("metrics.jsonl: it has no val_reward")
     return settings | {"estimator": row["name"], "row": row, "minutes": minutes, "folder": folder, "metrics": metrics}
 
 
@@ -62,6 +78,8 @@ def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], except_for: Coll
     wanted = {"row" if name == "estimator" else name: value for name, value in settings.items()}
     matters = [name for name in wanted if name not in BOOKKEEPING]
     free = {"row" if name == "estimator" else name for name in except_for}
+    if unknown := set(matters) - free - set(runs):
+        raise ValueError(f"settings: no run has {', '.join(sorted(unknown))}; accepted are {', '.join(map(str, runs))}")
     found = {}
     for run in runs.to_dict("records"):
         if all(run[name] == wanted[name] for name in matters if name not in free):
@@ -74,6 +92,8 @@ def read_curves(runs: pd.DataFrame, metric: str, by: str) -> pd.DataFrame:
 
     Raises ValueError when two runs would share a column: they differ in something that `by` does not tell.
     """
+    if by not in runs:
+        raise ValueError(f"by: got {by!r}; accepted are {', '.join(map(str, runs))}")
     columns = {}
     for run in runs.itertuples():
         column = getattr(run, by), run.seed

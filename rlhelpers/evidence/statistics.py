@@ -28,7 +28,11 @@ def final_scores(curves: pd.DataFrame) -> pd.DataFrame:
 
 def paired_differences(finals: pd.DataFrame, method: str, baseline: str) -> pd.Series:
     """method - baseline of each seed that both have.  A seed gives both the same batches of problems, so that part of
-    its luck which is the same for both cancels.  Raises ValueError where they have no seed in common."""
+    its luck which is the same for both cancels.  Raises ValueError where they have no seed in common, or one of them
+    has no column."""
+    for argument, name in (("method", method), ("baseline", baseline)):
+        if name not in finals:
+            raise ValueError(f"{argument}: got {name!r}; accepted are {', '.join(map(str, finals)) or 'none'}")
     differences = (finals[method] - finals[baseline]).dropna()
     if differences.empty:
         raise ValueError(f"{method} and {baseline} have no seed in common")
@@ -69,6 +73,8 @@ def holm(p_values: Sequence[float]) -> np.ndarray:
     """Holm's adjustment (1979): comparisons whose adjusted p-value is below ERROR are told apart with that error for
     all of them together, whatever they have in common, as two comparisons with one baseline do."""
     p_values = np.asarray(p_values, dtype=float)
+    if p_values.ndim != 1 or not ((p_values >= 0) & (p_values <= 1)).all():
+        raise ValueError(f"p_values: got {p_values.tolist()}; accepted is (n,), numbers from 0 to 1")
     order = np.argsort(p_values, kind="stable")
     factors = np.arange(len(p_values), 0, -1)  # the smallest p is one of all, the next one of the rest
     adjusted = np.empty_like(p_values)

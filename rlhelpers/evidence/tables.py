@@ -17,6 +17,8 @@ def table_of_finals(runs: pd.DataFrame, by: str) -> pd.DataFrame:
     runs: as evidence.results.list_runs gives them.
     """
     signs = read_all_signs(runs, by)
+    if not signs:
+        raise ValueError("runs: got none; accepted is at least one, as list_runs gives them")
     rows = {}
     for method, scores in final_scores(read_curves(runs, "val_reward", by)).items():
         interval = t_interval(scores.dropna())
@@ -37,6 +39,8 @@ def table_of_comparisons(finals: pd.DataFrame, pairs: Sequence[tuple[str, str]])
     Of twenty comparisons without a difference one comes out by chance where each is judged alone; the last two columns
     are for all together, and say of how many.
     """
+    if not pairs:
+        raise ValueError("pairs: got none; accepted is at least one (method, baseline)")
     adjusted = holm([paired_p(finals, *pair) for pair in pairs])
     together = f"{len(pairs)} at once"
     rows = []
@@ -75,5 +79,7 @@ def table_of_failures(runs: pd.DataFrame, by: str) -> pd.DataFrame:
                 "steps not finite": signs.not_finite,
             }
         )
+    if not rows:
+        raise ValueError("runs: got none; accepted is at least one, as list_runs gives them")
     table = pd.DataFrame(rows).set_index([by, "seed"])
     return table[table["what"] != ""]

@@ -1,5 +1,6 @@
 """Tasks by name."""
 
+import os.path
 from pathlib import Path
 
 from rlhelpers import paths
@@ -22,7 +23,7 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
         train, validation = load_gsm8k()
     elif name == "tiny":
         train, validation = read_folder(paths.TINY)
-    elif Path(name).is_dir():
+    elif os.path.isdir(name):  # not is_dir, which raises OSError for a name too long for a file
         train, validation = read_folder(Path(name))
     else:
         raise ValueError(f"task: got {name!r}; accepted are tiny, gsm8k, gym/<name>, or a folder of JSONL files")

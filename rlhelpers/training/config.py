@@ -5,7 +5,16 @@ import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
 from rlhelpers.tasks.prompts import PROMPTS
@@ -22,6 +31,12 @@ def _estimator_row(value: Any) -> Any:
     return row
 
 
+def _short(name: str) -> str:
+    if len(name.encode("utf-8")) > 200:
+        raise ValueError("accepted are names of at most 200 bytes")
+    return name
+
+
 def _plain(row: Estimator) -> dict[str, Any]:
     """The row for a YAML file: a function is written as its name."""
     return {n: getattr(cell, "__qualname__", repr(cell)) if callable(cell) else cell for n, cell in vars(row).items()}
@@ -29,7 +44,7 @@ def _plain(row: Estimator) -> dict[str, Any]:
 
 EstimatorRow = Annotated[Estimator, BeforeValidator(_estimator_row), PlainSerializer(_plain)]
 Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(pattern=r"^[\w,=+-][\w.,=+-]*$", max_length=200)]
+Name = Annotated[str, Field(pattern=r"^[\w,=+-][\w.,=+-]*$"), AfterValidator(_short)]
 
 
 class RunConfig(BaseModel):
@@ -241,5 +256,7 @@ def _describe(config: RunConfig, base: RunConfig, preset_name: list[str]) -> str
     ]
     text = ",".join([config.estimator.name, *preset_name, *differences])
     name = "".join(c if c.isalnum() or c in "._,=+-" else "-" for c in text)
-    # Longer names than a file system takes end in a checksum of the whole.
-    return name if len(name) <= 200 else f"{name[:190]}-{zlib.crc32(text.encode('utf-8')):08x}"
+    # Longer names than a file system takes, which counts bytes, end in a checksum of the whole.
+    if len(name.encode("utf-8")) <= 200:
+        return name
+    return f"{name.encode('utf-8')[:190].decode('utf-8', errors='ignore')}-{zlib.crc32(text.encode('utf-8')):08x}"

@@ -6,6 +6,7 @@ import dis
 import hashlib
 import inspect
 import json
+import os
 import sys
 import uuid
 from collections.abc import Iterator
@@ -48,13 +49,13 @@ def _files(config: RunConfig) -> Iterator[Path]:
 
     model = paths.TINY if config.model == "tiny" else Path(config.model)
     task = paths.TINY if config.task == "tiny" else Path(config.task)
-    if model.is_dir():
+    if os.path.isdir(model):  # not is_dir, which raises OSError for a name too long for a file
         of_model = (file for file in model.iterdir() if file.suffix in OF_A_MODEL and file.name != NOT_OF_A_MODEL)
         yield from sorted(file for file in of_model if file.is_file())
     named = [task / "train.jsonl", task / "validation.jsonl"]
     if config.components == "mine":
         named.append(Path(components.FILE))
-    yield from (file for file in named if file.is_file())
+    yield from (file for file in named if os.path.isfile(file))
 
 
 def _digest(file: Path) -> str:

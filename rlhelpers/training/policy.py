@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os.path
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +35,7 @@ def load_policy(
     device = choose_device(device)
     logging.disable_progress_bar()  # bars of a fraction of a second, which fill the logs of a run
     source = str(paths.TINY) if model == "tiny" else model
-    if Path(source).is_absolute() and not Path(source).is_dir():
+    if Path(source).is_absolute() and not os.path.isdir(source):
         raise ValueError(f"model: got {model!r}; no such directory")
     on_gpu = device.startswith("cuda")
     attention = "flash_attention_2" if on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
@@ -80,7 +82,9 @@ def save_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fol
 
 
 def choose_device(device: str) -> str:
-    """ "auto" is cuda where there is one, and else cpu."""
+    """ "auto" is cuda where there is one, and else cpu.  Raises ValueError for what is none of auto, cpu and cuda."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise ValueError(f"device: got {device!r}; accepted are auto, cpu, cuda and cuda:<number>")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():

@@ -160,12 +160,18 @@ class RunRecords:
             remove_leftovers(folder)
 
     def _logged(self) -> dict[int, str]:
-        """The whole lines of metrics.jsonl by their step."""
+        """The whole lines of metrics.jsonl by their step, up to one that is damaged."""
         try:
             *lines, _ = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")
         except FileNotFoundError:
             return {}
-        return {json.loads(line)["step"]: line.decode("utf-8") + "\n" for line in lines}
+        logged = {}
+        for line in lines:
+            try:
+                logged[json.loads(line)["step"]] = line.decode("utf-8") + "\n"
+            except (ValueError, TypeError, KeyError):
+                break
+        return logged
 
     def keep(self, checkpoint: Checkpoint) -> None:
         """Save a checkpoint of the step that was logged last."""
@@ -230,12 +236,12 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
-    """run.json; empty where there is none that can be read."""
+    """run.json; empty where there is none that can be read, or whose fingerprint is none."""
     try:
         about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return about if isinstance(about, dict) else {}
+    return about if isinstance(about, dict) and isinstance(about.get("fingerprint"), str | None) else {}
 
 
 def _free_name(folder: Path) -> Path:

@@ -4,6 +4,7 @@ must know."""
 import ast
 import contextlib
 import io
+import json
 import linecache
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,7 +68,7 @@ def configuration(notebook: Path, parameters: Mapping[str, Any]) -> RunConfig | 
                 exec(compile(source, name, "exec"), namespace)
         except ValueError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(f"{notebook.name}: {type(error).__name__}: {error}\n  in {source[:80]!r}") from error
     config = namespace.get("config")
     return config if isinstance(config, RunConfig) else None
@@ -77,7 +78,7 @@ def _cells_up_to_config(notebook: Path, parameters: Mapping[str, Any]) -> list[s
     """None of them where no cell makes a configuration, or where one before it is not plain Python."""
     content = load_notebook_node(str(notebook))
     if parameters:
-        content = parameterize_notebook(content, dict(parameters))
+        content = parameterize_notebook(content, json.loads(json.dumps(parameters)))  # as the run gets them
     sources = []
     for cell in content.cells:
         if cell.cell_type == "code":

@@ -152,7 +152,7 @@ def _as_html(folder: Path) -> str:
         where = {"metadata": {"path": str(paths.ROOT / "notebooks")}}
         ExecutePreprocessor(timeout=600, kernel_name="python3").preprocess(notebook, where)
     except CellExecutionError as error:
-        raise RuntimeError(f"{NOTEBOOK}: {error.ename}: {error.evalue}") from error
+        raise RuntimeError(f"{NOTEBOOK}: {error.ename}: {' '.join(error.evalue.split())}") from error
     for cell in notebook.cells:  # pictures are embedded only from below the path
         cell.source = cell.source.replace("](../figures/", "](figures/")
     notebook.metadata.title = "Write-up"
@@ -171,6 +171,11 @@ def _print(browser: str, page: Path, printed: Path) -> None:
     options = ["--headless", *root, "--no-pdf-header-footer", "--virtual-time-budget=20000"]
     printed.unlink(missing_ok=True)
     command = [browser, *options, f"--print-to-pdf={printed}", page.as_uri()]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL)
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=300, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"{browser} printed no PDF in 300 s; the page is in {page}") from None
     if result.returncode or not printed.exists():
         raise RuntimeError(f"{browser} printed no PDF: {result.stderr.strip()[-500:] or f'exit {result.returncode}'}")
