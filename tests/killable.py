@@ -126,7 +126,7 @@ def _cut_all(folder: Path) -> None:
 MOMENTS = {
     "half the weights of a checkpoint": _after(checkpoint, "save_file", lambda _, file: _cut(file)),
     "half the state of a checkpoint": _after(torch, "save", lambda _, file: _cut(file)),
-    "a checkpoint without its name": _after(checkpoint, "_sha256", lambda _: None),
+    "a checkpoint without its name": _after(checkpoint, "sha256", lambda _: None),
     "half a line of metrics": _after(records.RunRecords, "log", lambda self, _: _cut(self.folder / "metrics.jsonl")),
     "half the responses": _after(
         records.RunRecords,

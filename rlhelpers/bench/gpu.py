@@ -14,7 +14,7 @@ from rlhelpers.bench.allocations import peak_bytes
 from rlhelpers.bench.conditions import conditions
 from rlhelpers.bench.flops import matrix_rate, reading, synchronize, training_flops
 from rlhelpers.bench.made_up import MadeUpBatch, make_batch
-from rlhelpers.bench.rounds import Clock, Spread, in_turns
+from rlhelpers.bench.rounds import Clock, compare_seconds, in_turns
 from rlhelpers.bench.variants import GradientKeeper, Variant, compile_parts, difference, ladder
 from rlhelpers.caches import can_share
 from rlhelpers.training.config import make_config
@@ -208,14 +208,13 @@ def report(
 ) -> dict[str, Any]:
     """Everything that was measured, for a file."""
     state = 3 * bench.architecture.parameters * bench.model.dtype.itemsize
-    base = next(iter(seconds.values()))
+    times = compare_seconds(seconds)
     rows = {
         name: asdict(done)
+        | times[name]
         | {
-            "seconds": asdict(Spread.of(seconds[name])),
-            "ratio": asdict(Spread.of([s / b for s, b in zip(seconds[name], base, strict=True)])),
-            "tokens_per_second": bench.batch.tokens / Spread.of(seconds[name]).median,
-            "utilisation": done.flops / Spread.of(seconds[name]).median / rate,
+            "tokens_per_second": bench.batch.tokens / times[name]["seconds"]["median"],
+            "utilisation": done.flops / times[name]["seconds"]["median"] / rate,
         }
         for name, done in work.items()
     }
@@ -228,7 +227,7 @@ def report(
         "tokens": bench.batch.tokens,
         "state_bytes": state,
         "matrix_rate": rate,
-        "rounds": len(base),
+        "rounds": len(next(iter(seconds.values()))),
         "variants": rows,
         "failed": dict(failed),
     }

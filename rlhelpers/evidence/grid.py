@@ -5,7 +5,6 @@ import difflib
 import itertools
 import math
 import re
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -235,10 +234,6 @@ def describe(parameters: Mapping[str, Any]) -> str:
 
 
 def name_of(notebook: Path, parameters: Mapping[str, Any]) -> str:
-    """A file's name that says the combination; one that no file system takes ends in a checksum of the whole."""
+    """A file's name that says the combination, and is that of no other."""
     text = ",".join([notebook.stem, *([describe(parameters)] if parameters else [])])
-    name = "".join(c if c.isalnum() or c in "._,=+-" else "-" for c in text)
-    if name == text and len(name.encode("utf-8")) <= 200:
-        return name
-    start = name.encode("utf-8")[:190].decode("utf-8", errors="ignore")  # file systems count bytes
-    return f"{start}-{zlib.crc32(text.encode('utf-8')):08x}"
+    return paths.file_name(text, of_no_other=True)

@@ -8,7 +8,6 @@ step_00020/SHA256SUMS           of the other three, as `sha256sum` writes it; wr
 What it cannot know: what a train step or an estimator of the reader's own keeps in variables between updates.
 """
 
-import hashlib
 import json
 import random
 import re
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from rlhelpers.rollouts import Completion, Rollout
 from rlhelpers.training.atomic import whole_folder
+from rlhelpers.training.provenance import sha256
 
 KEPT = 2  # the last one, and one more should that be damaged
 WEIGHTS, STATE, FACTS, SUMS = "policy.safetensors", "state.pt", "state.json", "SHA256SUMS"
@@ -61,7 +61,7 @@ class Checkpoint:
             torch.save(state, new / STATE)
             facts = {"step": self.step, "fingerprint": self.fingerprint, "carried": self.carried}
             (new / FACTS).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-            sums = "".join(f"{_sha256(new / name)}  {name}\n" for name in (WEIGHTS, STATE, FACTS))
+            sums = "".join(f"{sha256(new / name)}  {name}\n" for name in (WEIGHTS, STATE, FACTS))
             (new / SUMS).write_text(sums, encoding="utf-8")
         for old in _folders(folder)[:-KEPT]:
             shutil.rmtree(old)
@@ -111,7 +111,7 @@ def _load(path: Path, fingerprint: str) -> Checkpoint:
     """Raises OSError or ValueError where something is missing, damaged, or of another configuration."""
     sums = dict(reversed(line.split()) for line in (path / SUMS).read_text(encoding="utf-8").splitlines())
     for name in (WEIGHTS, STATE, FACTS):
-        if sums.get(name) != _sha256(path / name):
+        if sums.get(name) != sha256(path / name):
             raise ValueError(f"{name} is not what was written")
     facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
     if facts["fingerprint"] != fingerprint:
@@ -143,8 +143,3 @@ def _folders(folder: Path) -> list[Path]:
 
 def _step(path: Path) -> int:
     return int(path.name.removeprefix("step_"))
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,7 +1,6 @@
 """Everything that decides a run, checked before any work starts."""
 
 import difflib
-import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -17,6 +16,7 @@ from pydantic import (
 )
 
 from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.paths import file_name
 from rlhelpers.tasks.prompts import PROMPTS
 from rlhelpers.training.fingerprint import fingerprint
 
@@ -254,9 +254,4 @@ def _describe(config: RunConfig, base: RunConfig, preset_name: list[str]) -> str
         for name in RunConfig.model_fields
         if name not in unnamed and getattr(config, name) != getattr(base, name)
     ]
-    text = ",".join([config.estimator.name, *preset_name, *differences])
-    name = "".join(c if c.isalnum() or c in "._,=+-" else "-" for c in text)
-    # Longer names than a file system takes, which counts bytes, end in a checksum of the whole.
-    if len(name.encode("utf-8")) <= 200:
-        return name
-    return f"{name.encode('utf-8')[:190].decode('utf-8', errors='ignore')}-{zlib.crc32(text.encode('utf-8')):08x}"
+    return file_name(",".join([config.estimator.name, *preset_name, *differences]))

@@ -16,6 +16,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlhelpers import paths
+from rlhelpers.training.provenance import sha256
 
 if TYPE_CHECKING:
     from rlhelpers.training.config import RunConfig
@@ -60,13 +61,12 @@ def _files(config: RunConfig) -> Iterator[Path]:
 
 def _digest(file: Path) -> str:
     status = file.stat()
-    return _sha256(file.resolve(), status.st_size, status.st_mtime_ns)
+    return _cached_sha256(file.resolve(), status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=256)  # the weights of a large model take seconds, and a sweep asks for each of its runs
-def _sha256(file: Path, *_: int) -> str:
-    with open(file, "rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def _cached_sha256(file: Path, *_: int) -> str:
+    return sha256(file)
 
 
 def _identity(value: Any, inside: tuple[Any, ...] = ()) -> Any:

@@ -1,10 +1,12 @@
 """How a run was made, besides its configuration: code, versions, machine."""
 
+import hashlib
 import os
 import platform
 import subprocess
 from collections.abc import Collection
 from importlib.metadata import distributions
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,12 @@ def provenance() -> dict[str, Any]:
 def installed_versions(packages: Collection[str]) -> dict[str, str]:
     """Of those that are installed."""
     return {found.name: found.version for found in distributions() if found.name in packages}
+
+
+def sha256(file: Path) -> str:
+    """Of a file's bytes, as `sha256sum` writes it."""
+    with open(file, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _commit() -> str | None:

@@ -7,7 +7,6 @@ recipe.json holds the settings below, the versions, a checksum of every other fi
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import random
@@ -32,6 +31,7 @@ from rlhelpers.tasks.gsm8k import jsonl_text, read_problems
 from rlhelpers.tasks.prompts import PROMPTS
 from rlhelpers.tasks.stories import draw_problems
 from rlhelpers.training.evaluation import evaluate
+from rlhelpers.training.provenance import sha256
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import Olmo2ForCausalLM, PreTrainedTokenizerFast
@@ -210,4 +210,4 @@ def score(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems:
 def checksums(folder: Path) -> dict[str, str]:
     """sha256 of every file of the folder but recipe.json."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != "recipe.json")
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {file.name: sha256(file) for file in files}

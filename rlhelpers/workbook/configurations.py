@@ -14,12 +14,11 @@ import yaml
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
-from rlhelpers import paths
 from rlhelpers.evidence.plan import Planned
 from rlhelpers.evidence.results import BEFORE_A_CHOICE
 from rlhelpers.kernels.estimator import Estimator
 from rlhelpers.training.config import RunConfig
-from rlhelpers.training.records import run_state
+from rlhelpers.training.records import RunRecords, run_state
 
 
 def plan(notebook: Path, parameters: Mapping[str, Any]) -> Planned | None:
@@ -27,8 +26,8 @@ def plan(notebook: Path, parameters: Mapping[str, Any]) -> Planned | None:
     config = configuration(notebook, parameters)
     if config is None:
         return None
-    folder = paths.RUNS / config.experiment / config.variant / f"seed={config.seed}"
-    return Planned(folder, config.fingerprint, config.num_rollout_steps)
+    records = RunRecords(config)
+    return Planned(records.folder, records.fingerprint, config.num_rollout_steps)
 
 
 def look(folder: Path) -> tuple[str, str | None]:
