@@ -1,4 +1,4 @@
-"""A notebook as one page of HTML that needs no network: without code, with its pictures inside, with formulas in MathML."""
+"""A notebook as one page of HTML that needs no network: no code, pictures inside, formulas in MathML."""
 
 import re
 from pathlib import Path
@@ -40,5 +40,6 @@ def as_page(notebook: nbformat.NotebookNode, title: str, root: Path) -> str:
     exporter.register_filter("markdown2html", MarkdownWithMath(renderer=renderer).render)
     notebook.metadata.title = title
     html, _ = exporter.from_notebook_node(notebook)
-    html = re.sub(r'<script src="https:[^"]*">\s*</script>', "", html)  # MathJax and RequireJS, which nothing here needs
+    # MathJax and RequireJS, which nothing here needs
+    html = re.sub(r'<script src="https:[^"]*">\s*</script>', "", html)
     return html.replace("</head>", f"{STYLE}</head>", 1)
