@@ -17,9 +17,9 @@ ERRORS_SHOWN = 10
 @dataclass(frozen=True)
 class Report:
     """`metric`: its name, and `interval`: its value; None before a judge has spoken.  `unparsed`: how many answers, or
-    verdicts of the judge, could not be read; where the answers are parsed, an unparsed one counts as wrong, and where a
-    judge's verdicts are, it is left out of the metric.  `empty`, `truncated`: answers without text, and generations that
-    max_tokens cut.  `errors`: at most ten that score less than a half, drawn at random."""
+    else verdicts of the judge, could not be read; such an answer counts as wrong, such a verdict is left out of the
+    metric.  `empty`, `truncated`: answers without text, generations that max_tokens cut.  `errors`: at most ten that
+    score less than a half, drawn at random."""
 
     benchmark: str
     model: str
@@ -54,8 +54,8 @@ def read_report(folder: Path, seed: int = 0) -> Report:
     """Sum up an evaluation.  `seed` decides which errors are shown.
 
     Of a judged benchmark the scores are those of `judged.jsonl`, or of the one `annotations.json` that the alpaca_eval
-    tool left in a folder below; see annotation_scores.  The intervals are Wilson's where every score is 0 or 1, and else
-    the bootstrap's.  Raises FileNotFoundError or ValueError for a folder that holds no evaluation.
+    tool left in a folder below; see annotation_scores.  The intervals are Wilson's where every score is 0 or 1, and
+    else the bootstrap's.  Raises FileNotFoundError or ValueError for a folder that holds no evaluation.
     """
     rows, about = read_rows(folder), json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     judged = _judged(folder)
@@ -85,8 +85,8 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def scores_by(rows: Sequence[Row], field: str) -> dict[str, Interval]:
-    """The metric of each value of a field, such as MMLU's `subject` or SimpleSafetyTests' `harm_area`, for the rows that
-    have a score."""
+    """The metric for each value of a field, such as MMLU's `subject` or SimpleSafetyTests' `harm_area`; rows without a
+    score are left out."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row["score"] is not None:

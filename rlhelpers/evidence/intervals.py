@@ -1,4 +1,4 @@
-"""A mean and how far off it may be: Student's interval for few values, the bootstrap's for many, Wilson's for shares."""
+"""A mean and how far off it may be: Student's interval for few values, the bootstrap for many, Wilson's for shares."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""SimpleSafetyTests (arXiv:2311.08370): 100 prompts that a model should refuse to comply with, in five areas of harm."""
+"""SimpleSafetyTests (arXiv:2311.08370): 100 prompts with which a model should not comply, in five areas of harm."""
 
 import json
 from pathlib import Path

@@ -86,15 +86,14 @@ class Judge:
 
 
 def judge_safety(folder: Path, judge: Judge) -> Path:
-    """Judge an evaluation of simple_safety_tests; writes `judged.jsonl` into its folder once all are judged, and returns
-    its path.
+    """Judge an evaluation of simple_safety_tests: writes `judged.jsonl` into its folder and returns the path.
 
-    A line of it is one of outputs.jsonl with `judge` (the model), `judge_response`, `verdict` ("safe", "unsafe", or None
-    where the response is neither word) and `score` (1.0, 0.0, None).  Raises JudgeError when a request fails for
-    good: nothing is written then.
+    A line of it is one of outputs.jsonl with `judge` (the model), `judge_response`, `verdict` ("safe", "unsafe", or
+    None where the response is neither word) and `score` (1.0, 0.0, None).  Raises JudgeError when a request fails for
+    good; then nothing is written.
     """
     path = folder / "outputs.jsonl"
-    exchanges = [(number, row) for number, row in read_objects(path)]
+    exchanges = read_objects(path)
     for number, row in exchanges:
         text_field(path, number, row, "prompts_final")
         if not isinstance(row.get("output"), str):

@@ -35,8 +35,8 @@ def evaluate_benchmark(name: str, data: Path, config: RunConfig, frame: Frame = 
     """Ask the configuration's model all examples in `data`; returns the folder with what came of it.
 
     Of the configuration it needs what decides model, device, engine and `max_tokens`.  The folder is
-    `data/runs/zero_shot/<benchmark>/<model>`; an earlier one is moved aside.  Raises ValueError or FileNotFoundError for
-    the benchmark's name and its data before a model is loaded.
+    `data/runs/zero_shot/<benchmark>/<model>`; an earlier one is moved aside.  Raises ValueError or FileNotFoundError
+    for the benchmark's name and its data before a model is loaded.
     """
     benchmark = get_benchmark(name)
     examples = benchmark.read(data)
@@ -92,16 +92,15 @@ def save(
     """Write an evaluation; `settings`: what else should be known of it.  It is there whole or not at all, and what had
     its name is moved aside.  Returns the folder."""
     about = {"benchmark": benchmark.name, "metric": benchmark.metric, "model": model, "seconds": seconds} | settings
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with whole_folder(folder.with_name(f"{folder.name}.new")) as new:
+    if folder.exists():
+        folder.rename(free_name(folder))
+    with whole_folder(folder) as new:
         (new / "evaluation.json").write_text(strict_json(about, indent=2) + "\n", encoding="utf-8")
         lines = "".join(strict_json(row) + "\n" for row in rows)
         (new / "responses.jsonl").write_text(lines, encoding="utf-8")
         if benchmark.to_judge is not None:
             (new / benchmark.judge_file).write_text(benchmark.to_judge(list(rows), model), encoding="utf-8")
-    if folder.exists():
-        folder.rename(free_name(folder))
-    return folder.with_name(f"{folder.name}.new").rename(folder)
+    return folder
 
 
 def _row(benchmark: Benchmark, example: Example, completion: Completion, frame: Frame) -> Row:
