@@ -119,7 +119,7 @@ def writeup(options: argparse.Namespace) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    from rlhelpers.evidence.benchmarks import read_report
+    from rlhelpers.evidence.benchmark_report import read_report
     from rlhelpers.training.config import make_config
     from rlhelpers.training.zero_shot import evaluate_benchmark
 
@@ -130,7 +130,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def judge(options: argparse.Namespace) -> None:
-    from rlhelpers.evidence.benchmarks import read_report
+    from rlhelpers.evidence.benchmark_report import read_report
     from rlhelpers.training.safety_judge import Judge, judge_safety
 
     judge_safety(options.folder, Judge(options.url, options.model))
@@ -185,7 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--model", default="tiny", help="tiny, a Hugging Face name, or a directory")
     command.add_argument("--engine", default="torch", help="torch, vllm or vllm-server")
     command.add_argument("--max-tokens", type=positive_count, default=512, help="longest generation (default: 512)")
-    command.add_argument("settings", nargs="*", metavar="name=value", help="others of a run, such as kv_cache_gib=20")
+    command.add_argument(
+        "-p", dest="settings", action="append", default=[], metavar="name=value", help="others, such as kv_cache_gib=20"
+    )
     command.set_defaults(run=evaluate)
     command = commands.add_parser("judge", help="let a model say which answers to simple_safety_tests are safe")
     command.add_argument("folder", type=Path, help="what `evaluate simple_safety_tests` has written")
