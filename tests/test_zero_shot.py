@@ -63,7 +63,7 @@ def test_a_made_up_next_query_does_not_count(tokenizer):
 
 
 def test_another_frame_may_stand_around_the_instruction(tokenizer):
-    engine, rows = ask("gsm8k", tokenizer, "1,234 ", "6\n# Query: 5", frame=Frame("plain", "Q: {instruction}", None))
+    engine, rows = ask("gsm8k", tokenizer, "1,234 ", "6\n# Query: 5", frame=Frame("plain", "Q: {question}", None))
     assert engine.prompts[0].startswith("Q: A shelf") and engine.sampling.stop is None
     assert [row["prediction"] for row in rows] == ["1234", "5"]
 

@@ -7,15 +7,13 @@ whose rules of conduct go back to the system prompt of Llama 2 (arXiv:2307.09288
 
 from dataclasses import dataclass
 
-from rlhelpers.tasks.prompts import TEMPLATES
-
-SLOT = "{instruction}"
+from rlhelpers.tasks.prompts import SLOT, TEMPLATES
 
 
 @dataclass(frozen=True)
 class Frame:
-    """A template with one `{instruction}`, the string at which sampling stops (None: only at the end-of-text token),
-    and the fence that closes an answer, where the template opens one."""
+    """A template with one `{question}`, where the instruction goes; the string at which sampling stops (None: only at
+    the end-of-text token); and the fence that closes an answer, where the template opens one."""
 
     name: str
     template: str
