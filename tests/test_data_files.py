@@ -16,8 +16,8 @@ def write(tmp_path):
 
 
 def test_a_csv_row_has_the_number_of_its_first_line(write):
-    path = write('a,"b\nc"\r\n\r\n"d ""e""",f\u2028g\n')
-    assert read_csv(path) == [(1, ["a", "b\nc"]), (4, ['d "e"', "f\u2028g"])]
+    path = write('a,"b\r\nc"\r\n\r\n"d ""e""",f\u2028g\n')
+    assert read_csv(path) == [(1, ["a", "b\r\nc"]), (4, ['d "e"', "f\u2028g"])]
 
 
 def test_a_quote_that_is_never_closed_swallows_no_rows(write):
