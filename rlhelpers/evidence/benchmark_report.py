@@ -84,6 +84,12 @@ def read_rows(folder: Path) -> list[Row]:
     return [row for _, row in read_objects(folder / "responses.jsonl")]
 
 
+def read_scored(folder: Path) -> list[Row]:
+    """The rows that hold the scores: those of the judge where one has spoken, and else those of `responses.jsonl`."""
+    judged = _judged(folder)
+    return read_rows(folder) if judged is None else judged
+
+
 def scores_by(rows: Sequence[Row], field: str) -> dict[str, Interval]:
     """The metric for each value of a field, such as MMLU's `subject` or SimpleSafetyTests' `harm_area`; rows without a
     score are left out."""
