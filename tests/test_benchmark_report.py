@@ -52,7 +52,7 @@ def test_ten_errors_are_drawn_by_the_seed(write):
 def test_before_a_judge_has_spoken_there_is_no_metric(write):
     report = read_report(write([None] * 3, [None] * 3, benchmark="alpaca_eval", metric="win rate"))
     assert report.interval is None and report.errors == [] and report.unparsed == 0
-    assert str(report).startswith("m on alpaca_eval: not judged yet\n")
+    assert str(report).startswith("m on alpaca_eval: no scores\n")
 
 
 def test_a_verdict_that_cannot_be_read_is_counted_and_left_out_of_the_metric(write):
