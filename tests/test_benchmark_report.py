@@ -65,14 +65,15 @@ def test_a_verdict_that_cannot_be_read_is_counted_and_left_out_of_the_metric(wri
 
 
 def test_the_annotations_of_alpaca_eval_count_the_model_as_the_second(write):
-    folder = write([None] * 4, [None] * 4, benchmark="alpaca_eval", metric="win rate")
-    preferences = [1.0, 2.0, None, 1.25]
+    folder = write([None] * 5, [None] * 5, benchmark="alpaca_eval", metric="win rate")
+    preferences = [1.0, 2.0, None, 1.25, 1.5]
     annotations = [{"instruction": str(p), "preference": p} for p in preferences]
     write_lines(folder / "judge" / "annotations.json", annotations)
-    assert [row["score"] for row in annotation_scores(folder / "judge" / "annotations.json")] == [0.0, 1.0, None, 0.25]
+    scores = [row["score"] for row in annotation_scores(folder / "judge" / "annotations.json")]
+    assert scores == [0.0, 1.0, None, 0.25, 0.5]
     report = read_report(folder)
-    assert report.interval.mean == pytest.approx(1.25 / 3) and report.unparsed == 1
-    assert {row["instruction"] for row in report.errors} == {"1.0", "1.25"}
+    assert report.interval.mean == pytest.approx(1.75 / 4) and report.unparsed == 1
+    assert {row["instruction"] for row in report.errors} == {"1.0", "1.25"}  # not the draw
     write_lines(folder / "another" / "annotations.json", annotations)
     with pytest.raises(ValueError, match=r"has 2 annotations\.json, of several annotators; accepted is one"):
         read_report(folder)
