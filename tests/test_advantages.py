@@ -85,9 +85,9 @@ def test_group_size_1():
     advantages, metadata = compute_group_normalized_rewards(rewards, 1, "none", advantage_normalizer="none")
     assert advantages.tolist() == [1.0, 0.0, 0.5]
     assert metadata["reward_std_within_groups"] == 0.0
-    for settings in ({"baseline": "mean", "advantage_normalizer": "none"}, {"baseline": "none"}):
+    for row in ({"baseline": "mean", "advantage_normalizer": "none"}, {"baseline": "none"}):
         with pytest.raises(ValueError, match=r"group_size: got 1.*mean.*std"):
-            compute_group_normalized_rewards(rewards, 1, **settings)
+            compute_group_normalized_rewards(rewards, 1, **row)
 
 
 def test_one_reward_alone_has_finite_statistics():

@@ -12,6 +12,8 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -76,7 +78,7 @@ class RunConfig(BaseModel):
     rollouts_ahead: bool = Field(False, description="sample the next batch while training on this one")
 
     temperature: float = Field(1.0, ge=0.01, le=100)
-    top_p: float = Field(1.0, gt=0, le=1)
+    top_p: float = Field(1.0, gt=0, le=1, description="below 1: sample from the likeliest tokens only, of this share")
     max_tokens: Count = 64
     min_tokens: int = Field(0, ge=0)
 
@@ -102,6 +104,15 @@ class RunConfig(BaseModel):
         False, description="go on with an unfinished run of this configuration from its last checkpoint"
     )
     tracker: Literal["wandb", "trackio"] | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic would read True as 1."""
+        parts = value if isinstance(value, list | tuple) else [value]
+        if cls.model_fields[info.field_name].annotation is not bool and any(isinstance(part, bool) for part in parts):
+            raise ValueError("accepted are numbers and names here, not True and False")
+        return value
 
     @model_validator(mode="after")
     def _numbers_fit_together(self) -> Self:
