@@ -218,7 +218,7 @@ def test_b09_a_reward_that_is_no_number_is_an_error_that_names_its_response(bad)
 def test_b09_nor_do_advantages_take_it():
     with pytest.raises(ValueError, match="raw_rewards: reward 3 is nan; all must be finite"):
         compute_group_normalized_rewards(torch.tensor([1.0, 0.5, 0.0, math.nan]), 4)
-    with pytest.raises(ValueError, match=r"raw_rewards: got list; accepted is a tensor, \(rollouts,\)"):
+    with pytest.raises(ValueError, match=r"raw_rewards: got .*; accepted is a .*tensor"):
         compute_group_normalized_rewards([1.0, None, 0.0, math.nan], 4)
 
 
@@ -403,8 +403,9 @@ def test_b24_a_row_scores_alone_as_it_does_in_a_batch(dtype, tolerance, tiny_gpt
         alone = get_response_log_probs(model, one["input_ids"], one["labels"])["log_probs"]
         own, mask = together[i : i + 1, : alone.shape[1]], one["response_mask"]
         same(alone[mask], own[mask], atol=tolerance)
-        _, metadata = compute_policy_gradient_loss(torch.ones(1), alone, "grpo", own, 0.2, mask)
-        assert metadata["clip_fraction"] == 0
+        for method, cliprange in (("grpo", 0.2), ("gspo", 3e-4 if dtype == torch.float32 else 0.05)):
+            _, metadata = compute_policy_gradient_loss(-torch.ones(1), alone, method, own, cliprange, mask)
+            assert metadata["clip_fraction"] == 0
 
 
 @pytest.mark.parametrize(("temperature", "log_prob"), [(0.5, -0.0206), (1.0, -0.1698)])

@@ -241,9 +241,9 @@ def test_b38_what_is_no_limit_of_a_norm_is_no_setting(value):
 
 @pytest.mark.parametrize("name", ["seed", "learning_rate", "temperature", "group_size", "num_rollout_steps", "top_p"])
 def test_b38_true_is_no_number_of_any_setting(name):
-    with pytest.raises(ValueError, match=f"{name}: got True; accepted are numbers and names here, not True and False"):
+    with pytest.raises(ValueError, match=f"{name}: got True; accepted is a number"):
         make_config(**{name: True})
-    with pytest.raises(ValueError, match=r"betas: got .*not True and False"):
+    with pytest.raises(ValueError, match=r"betas.*: got .*False.*; accepted is a number"):
         make_config(betas=(False, 0.9))
     assert make_config(gradient_checkpointing=True, resume="true").resume
 

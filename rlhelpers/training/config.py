@@ -78,7 +78,7 @@ class RunConfig(BaseModel):
     rollouts_ahead: bool = Field(False, description="sample the next batch while training on this one")
 
     temperature: float = Field(1.0, ge=0.01, le=100)
-    top_p: float = Field(1.0, gt=0, le=1, description="below 1: sample from the likeliest tokens only, of this share")
+    top_p: float = Field(1.0, gt=0, le=1)
     max_tokens: Count = 64
     min_tokens: int = Field(0, ge=0)
 
@@ -111,7 +111,7 @@ class RunConfig(BaseModel):
         """pydantic would read True as 1."""
         parts = value if isinstance(value, list | tuple) else [value]
         if cls.model_fields[info.field_name].annotation is not bool and any(isinstance(part, bool) for part in parts):
-            raise ValueError("accepted are numbers and names here, not True and False")
+            raise ValueError("accepted is a number or a name")
         return value
 
     @model_validator(mode="after")
