@@ -526,14 +526,17 @@ def test_b35_no_metric_counts_padding(method):
     assert found[0][:3] == pytest.approx([1 / 3 if method in ("grpo", "cispo") else 0, 0.3, 3.2 / 3])
 
 
-def test_b35_nor_does_a_step_with_a_long_row_beside(tiny_gpt2, tokenizer):
-    """The row of 20 words has no advantage, and the others are padded to it."""
-    short, long = (make_rows([1.0, 0.0, 0.5, 0.5, 0.0, 1.0], [3, 1, 2, n, 4, 4], 6) for n in (5, 20))
-    long = [(prompt, response, reward) for (prompt, _, reward), (_, response, _) in zip(short, long, strict=True)]
-    kept = [row if i != 3 else other for i, (row, other) in enumerate(zip(short, long, strict=True))]
-    narrow, wide = (change(tiny_gpt2(), tokenizer, rows, 6)[2] for rows in (short, kept))
-    assert wide["token_entropy"] == pytest.approx(narrow["token_entropy"], abs=1e-10)
-    assert wide["mean_response_length"] == pytest.approx((3 + 1 + 2 + 20 + 4 + 4) / 6)
+@pytest.mark.parametrize("cuts", [1, 3])
+def test_b35_nor_do_those_of_a_step(cuts, tiny_gpt2, tokenizer):
+    """Rows of 1 to 7 words; the one of 20 has the mean reward, and is left out."""
+    model, rows = tiny_gpt2(), make_rows([1.0, 0.0, 1.0, 0.5, 0.0, 0.5], [3, 1, 7, 20, 4, 4], 6)
+    _, _, metadata = change(model, tokenizer, rows, 6, cuts)
+    seen = [row for row in rows if row[2] != 0.5]
+    batch = tokenize_prompt_and_output([row[0] for row in seen], [row[1] for row in seen], tokenizer)
+    scores = get_response_log_probs(model, batch["input_ids"], batch["labels"], True)
+    expected = scores["token_entropy"][batch["response_mask"]].mean().item()
+    assert metadata["token_entropy"] == pytest.approx(expected, abs=1e-10)
+    assert metadata["mean_response_length"] == pytest.approx((3 + 1 + 7 + 20 + 4 + 4) / 6)
 
 
 def test_b37_the_norm_that_is_logged_is_that_before_clipping(tiny_gpt2, tokenizer):
