@@ -21,7 +21,7 @@ def compute_rollout_rewards(
     """Grade every response against its ground truth (handout, section 4.2).
 
     Returns the total rewards, (rollouts,) float32, and metadata: `mean_reward`, `mean_format_reward`,
-    and the format rewards themselves, (rollouts,).
+    and the format rewards themselves, (rollouts,).  Rewards of True and False are 1 and 0.
     Raises ValueError when the lists differ in length, or names the first response whose reward is not a finite number.
     """
     check_same_length(rollout_responses=rollout_responses, repeated_ground_truths=repeated_ground_truths)
@@ -76,15 +76,15 @@ def compute_group_normalized_rewards(
     bit a signal.
 
     Raises ValueError for an unknown name, eps below 0, a reward that is not finite, a number of rewards that is no
-    multiple of the group size, and group size 1 with a std, which it does not have.
+    multiple of the group size, and group size 1 with a std, which it does not have, or with its mean as the baseline,
+    which would leave no advantage to learn from.
     """
-    if not is_number(advantage_eps) or not 0 <= advantage_eps < math.inf:
-        raise ValueError(f"advantage_eps: got {advantage_eps!r}; accepted is a finite number of at least 0")
+    check_eps(advantage_eps)
     grouped = _grouped(raw_rewards, group_size)
     baseline_fn = look_up("baseline", baseline, BASELINES)
     normalizer_fn = look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
-    if normalizer_fn is group_std and group_size == 1:
-        raise ValueError('group_size: got 1; advantage_normalizer "std" needs at least 2')
+    if group_size == 1 and (baseline_fn is group_mean or normalizer_fn is group_std):
+        raise ValueError('group_size: got 1; baseline "mean" and advantage_normalizer "std" need at least 2')
     advantages = grouped - _per_group("baseline", baseline_fn, grouped)
     if normalizer_fn is not None:
         advantages = advantages / (_per_group("advantage_normalizer", normalizer_fn, grouped) + advantage_eps)
@@ -96,9 +96,17 @@ def compute_group_normalized_rewards(
     return advantages.reshape(raw_rewards.shape), reward_statistics(grouped)
 
 
+def check_eps(advantage_eps: float) -> None:
+    """Raise ValueError unless it is a finite number of at least 0."""
+    if not is_number(advantage_eps) or not 0 <= advantage_eps < math.inf:
+        raise ValueError(f"advantage_eps: got {advantage_eps!r}; accepted is a finite number of at least 0")
+
+
 def _grouped(raw_rewards: Tensor, group_size: int) -> Tensor:
-    if not isinstance(group_size, int) or group_size < 1:
+    if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1:
         raise ValueError(f"group_size: got {group_size!r}; accepted is a whole number of at least 1")
+    if not isinstance(raw_rewards, Tensor):
+        raise ValueError(f"raw_rewards: got {type(raw_rewards).__name__}; accepted is a tensor, (rollouts,)")
     if raw_rewards.ndim != 1 or not len(raw_rewards) or len(raw_rewards) % group_size:
         raise ValueError(
             f"raw_rewards: got shape {tuple(raw_rewards.shape)}; it must be (rollouts,) "

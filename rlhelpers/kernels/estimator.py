@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rlhelpers.kernels.advantages import BASELINES, NORMALIZERS, Baseline, look_up
+from rlhelpers.kernels.advantages import BASELINES, NORMALIZERS, Baseline, check_eps, look_up
 from rlhelpers.kernels.losses import Reweighting, check_normalization, check_ratio_cap, check_reweighting
 
 
@@ -17,7 +17,8 @@ class Estimator:
     1 it would weaken every token on which engine and trainer agree, and is refused.  The step takes the weights and
     not the cap, so it is no step argument.
 
-    Raises ValueError for an unknown name, a cliprange that the reweighting needs and does not have, or such a cap."""
+    Raises ValueError for an unknown name, a cliprange that the reweighting needs and does not have, such a cap, or an
+    eps below 0."""
 
     name: str
     baseline: str | Baseline = "mean"
@@ -34,6 +35,7 @@ class Estimator:
         # Constant and old log-probs are the run's to give, not the row's.
         check_normalization(self.loss_normalization, normalization_constant=1.0)
         check_reweighting(self.importance_reweighting_method, torch.empty(0), self.cliprange)
+        check_eps(self.advantage_eps)
         if self.engine_ratio_cap is not None:
             check_ratio_cap("engine_ratio_cap", self.engine_ratio_cap)
 

@@ -38,7 +38,7 @@ class Sampling:
         }
         for name, (kind, fits, accepted) in checks.items():
             value = getattr(self, name)
-            if not isinstance(value, kind) or not fits(value):
+            if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
                 raise ValueError(f"{name}: got {value!r}; accepted is {accepted}")
 
 
