@@ -95,6 +95,13 @@ def _values(text: str) -> tuple[str, str]:
     return name, values
 
 
+def _folder(text: str) -> str:
+    """An empty text, as of a shell variable that is not set, would be the working directory, or data/tiny itself."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted is the name of a folder")
+    return text
+
+
 def _gpus(text: str) -> float:
     """Ray divides a GPU, and gives several only whole."""
     with contextlib.suppress(ValueError):
@@ -152,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("dataset", choices=["gsm8k"])
     command.set_defaults(run=fetch)
     command = commands.add_parser("tiny", help="make the tiny base model and its problems again, from nothing")
-    command.add_argument("--folder", help="where to write them (default: data/tiny)")
+    command.add_argument("--folder", type=_folder, help="where to write them (default: data/tiny)")
     command.set_defaults(run=tiny)
     command = commands.add_parser("bench", help="measure on this machine, side by side")
     add_benches(command.add_subparsers(required=True, metavar="what"))
@@ -176,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     command.set_defaults(run=sweep)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
-    command.add_argument("folder", help="where to write them")
+    command.add_argument("folder", type=_folder, help="where to write them")
     command.set_defaults(run=exercises)
     options = parser.parse_args(arguments)
     try:

@@ -209,7 +209,7 @@ def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> R
     try:
         config = RunConfig(**(base | given))
     except ValidationError as error:
-        raise ValueError(explain(error, RunConfig.model_fields)) from None
+        raise ValueError(explain(error, ["preset", "quick", *RunConfig.model_fields])) from None
     if config.variant is None:
         preset_name = [preset] if preset != "tiny" else []
         config = config.model_copy(update={"variant": _describe(config, RunConfig(**base), preset_name)})

@@ -43,6 +43,12 @@ def _pair(value: Any) -> Any:
         raise ValueError("accepted are two numbers, such as (0.9, 0.95)") from None
 
 
+def _text(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError("accepted is a text that is not blank and has no NUL")
+    return text
+
+
 def _temperature(value: float) -> float:
     if value != 0 and not 0.01 <= value <= 100:
         raise ValueError("accepted is 0, which is greedy, or a number from 0.01 to 100")
@@ -82,7 +88,7 @@ Momentum = Annotated[Real, Field(ge=0, lt=1)]
 Temperature = Annotated[Real, AfterValidator(_temperature)]
 Betas = Annotated[tuple[Momentum, Momentum], BeforeValidator(_pair)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")]
-Text = Annotated[str, Field(min_length=1, pattern=r"\S")]
+Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, AfterValidator(_name)]
 EstimatorRow = Annotated[Estimator, BeforeValidator(_estimator_row), PlainSerializer(_plain)]
 
@@ -111,6 +117,8 @@ def _line(error: dict[str, Any], known: Iterable[str]) -> str:
     if error["type"] == "extra_forbidden":
         return unknown_name(name, known)
     message = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
+    if error["type"] == "int_parsing_size":  # pydantic speaks of a string here, also where it is none
+        message = "accepted are smaller whole numbers"
     return f"{name}: got {_shown(error['input'])}; {message[0].lower()}{message[1:]}"
 
 

@@ -86,10 +86,12 @@ def _names(text: str, where: str) -> list[str]:
     for name, value in content.items():
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
             raise ValueError(f"{where}: {name}: no parameter has such a name")
-        if isinstance(value, float) and not math.isfinite(value):
+        try:
+            json.dumps(value, allow_nan=False, default=str)
+        except ValueError:
             raise ValueError(
-                f"{where}: {name}: got {value}, which no notebook can hold; accepted is the text '{value}'"
-            )
+                f"{where}: {name}: got {value}, which JSON has not; accepted is a text, '{value}'"
+            ) from None
     return list(content)
 
 
