@@ -237,7 +237,7 @@ def test_d10_a_kernel_that_is_only_on_the_authors_machine(swept, tmp_path, capsy
 
 def test_d11_a_killed_kernel_is_marked_and_left_out(swept, monkeypatch):
     folder, result = swept
-    assert result.returncode == 1 and result.stdout.splitlines()[-1] == "1 killed, 2 complete", result.stdout
+    assert result.returncode == 1 and result.stdout.splitlines()[-1] == "2 complete, 1 killed", result.stdout
     assert "killed  in seed=1  its kernel died" in result.stdout
     runs = folder / "data/runs/quick/grpo"
     assert [run_state(runs / f"seed={seed}").status for seed in range(3)] == ["complete", "killed", "complete"]
