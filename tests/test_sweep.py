@@ -220,7 +220,9 @@ def test_a_run_whose_record_is_damaged_is_another_one(roots, write_run, capsys, 
 
 
 def test_a_value_too_long_for_a_file(roots, capsys):
-    assert cli.main(["sweep", str(GRPO), "-p", f"model={'x' * 5000}", "-p", f"task={'y' * 5000}", "--dry-run"]) == 0
+    for parameter in ("model", "task"):
+        assert cli.main(["sweep", str(GRPO), "-p", f"{parameter}={'x' * 5000}", "--dry-run"]) == 2
+        assert f"{parameter}: got 'xxx" in capsys.readouterr().err
 
 
 def test_notebooks_of_one_name_are_not_executed_to_one_file(roots, tmp_path, write_notebook, capsys):

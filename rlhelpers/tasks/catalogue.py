@@ -36,7 +36,7 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
         train, validation = read_folder(Path(name))
     else:
         where = f"there is no folder {Path(name).absolute()}"
-        raise ValueError(f"task: got {name!r}, and {where[:300]}; accepted is {ACCEPTED}")
+        raise ValueError(f"task: got {name[:200]!r}, and {where[:300]}; accepted is {ACCEPTED}")
     return Task(
         name,
         _first("n_train_examples", train, n_train_examples, name),
