@@ -38,9 +38,12 @@ def _pair(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return ast.literal_eval(value)
+        read = ast.literal_eval(value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        raise ValueError("accepted are two numbers, such as (0.9, 0.95)") from None
+        read = None
+    if not isinstance(read, tuple | list):
+        raise ValueError("accepted are two numbers, such as (0.9, 0.95)")
+    return read
 
 
 def _text(text: str) -> str:
