@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from rlhelpers import paths
 from rlhelpers.bench.commands import add_benches, positive_count
@@ -19,7 +20,9 @@ def doctor(options: argparse.Namespace) -> int:
     from rlhelpers.workbook.finding import as_table
     from rlhelpers.workbook.machine import look_at_machine
 
-    settings = dict(_setting(text) for text in options.settings)
+    pairs = [_setting(text) for text in options.settings]
+    _only_once([name for name, _ in pairs], "with one value")
+    settings = dict(pairs)
     config = make_config(**{"preset": options.preset} | settings)
     findings = examine(look_at_machine(config), config)
     print(as_table(findings))
@@ -33,7 +36,7 @@ def _setting(text: str) -> tuple[str, object]:
         raise ValueError(f"settings: got {text!r}; accepted is name=value, such as max_tokens=512")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         return name, value
 
 
@@ -60,8 +63,7 @@ def sweep(options: argparse.Namespace) -> int:
 
     pairs = [_values(text) for text in options.parameters]
     pairs += [] if options.seeds is None else [("seed", options.seeds)]
-    if twice := [name for name, n in Counter(name for name, _ in pairs).items() if n > 1]:
-        raise ValueError(f"{', '.join(twice)}: given twice; accepted is once, with commas between the values")
+    _only_once([name for name, _ in pairs], "with commas between the values")
     if options.gpus_per_run is not None and options.engine != "ray":
         raise ValueError("gpus_per_run: only with --engine ray, which gives every run GPUs of its own")
     given = dict(pairs)
@@ -79,6 +81,11 @@ def sweep(options: argparse.Namespace) -> int:
     return sweep.sweep(entries, workers, options.resume)
 
 
+def _only_once(names: Sequence[str], how: str) -> None:
+    if twice := [name for name, n in Counter(names).items() if n > 1]:
+        raise ValueError(f"{', '.join(twice)}: given twice; accepted is once, {how}")
+
+
 def _values(text: str) -> tuple[str, str]:
     name, sign, values = text.partition("=")
     if not sign:
@@ -86,6 +93,13 @@ def _values(text: str) -> tuple[str, str]:
             f"-p: got {text!r}; accepted is name=value or name=value,value, such as learning_rate=1e-4,3e-4"
         )
     return name, values
+
+
+def _folder(text: str) -> str:
+    """An empty text, as of a shell variable that is not set, would be the working directory, or data/tiny itself."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError(f"got {text!r}; accepted is the name of a folder")
+    return text
 
 
 def _gpus(text: str) -> float:
@@ -144,9 +158,17 @@ def exercises(options: argparse.Namespace) -> None:
     print(f"{len(files)} notebooks without solutions are in {options.folder}")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and not how everything is used."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {' '.join(message.split())}; {self.prog} --help says more\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command.  Returns 0; 1 after saying in one line what is wrong, and when doctor finds a problem."""
-    parser = argparse.ArgumentParser(prog="rlhelpers", description="Tools beside the notebooks of the workbook.")
+    """Run one command.  Returns 0; 2 after saying what is wrong with the arguments, a line for each, or that a file
+    which they name is not there; 1 after saying in one line why it failed, and when doctor finds a problem."""
+    parser = _Parser(prog="rlhelpers", description="Tools beside the notebooks of the workbook.")
     commands = parser.add_subparsers(required=True, metavar="command")
     command = commands.add_parser("doctor", help="say before a run whether this machine can do it, and what is missing")
     command.add_argument("--preset", default="tiny", help="tiny, cpu-vllm, course, single-gpu or two-gpu")
@@ -156,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("dataset", choices=["gsm8k"])
     command.set_defaults(run=fetch)
     command = commands.add_parser("tiny", help="make the tiny base model and its problems again, from nothing")
-    command.add_argument("--folder", help="where to write them (default: data/tiny)")
+    command.add_argument("--folder", type=_folder, help="where to write them (default: data/tiny)")
     command.set_defaults(run=tiny)
     command = commands.add_parser("bench", help="measure on this machine, side by side")
     add_benches(command.add_subparsers(required=True, metavar="what"))
@@ -195,14 +217,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--model", required=True, help="the judge's name there")
     command.set_defaults(run=judge)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
-    command.add_argument("folder", help="where to write them")
+    command.add_argument("folder", type=_folder, help="where to write them")
     command.set_defaults(run=exercises)
     options = parser.parse_args(arguments)
     try:
         return options.run(options) or 0
     except (ModuleNotFoundError, OSError, RuntimeError, ValueError) as error:
         print(f"rlhelpers: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ValueError | FileNotFoundError | IsADirectoryError | FileExistsError) else 1
 
 
 if __name__ == "__main__":

@@ -411,7 +411,7 @@ def test_bench_grader_without_a_file(monkeypatch, roots, capsys):
 
 
 def test_bench_grader_says_what_is_wrong(tmp_path, roots, capsys):
-    assert cli.main(["bench", "grader", str(tmp_path / "no.jsonl")]) == 1
+    assert cli.main(["bench", "grader", str(tmp_path / "no.jsonl")]) == 2
     assert "responses: got" in capsys.readouterr().err
-    assert cli.main(["bench", "grader", "--course", str(tmp_path / "no.py")]) == 1
+    assert cli.main(["bench", "grader", "--course", str(tmp_path / "no.py")]) == 2
     assert "no.py'; there is no such file; accepted is a python file with r1_zero_reward_fn" in capsys.readouterr().err

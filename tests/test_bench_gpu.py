@@ -183,5 +183,5 @@ def test_made_up_batches():
 
 
 def test_a_device_that_is_not_here(capsys):
-    assert cli.main(["bench", "gpu", "--device", "cuda:7"]) == 1
+    assert cli.main(["bench", "gpu", "--device", "cuda:7"]) == 2
     assert "device: got 'cuda:7'" in capsys.readouterr().err

@@ -51,19 +51,19 @@ def test_the_table_says_how_a_run_was_made(roots):
 
 
 def test_an_experiment_without_a_run_is_an_error_of_one_line(roots, capsys):
-    assert cli.main(["collect", "04_grop"]) == 1
+    assert cli.main(["collect", "04_grop"]) == 2
     assert "no complete run of 04_grop" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["..", "", "a/b", "/tmp"])
 def test_what_is_no_name_of_an_experiment(roots, capsys, name):
-    assert cli.main(["collect", name]) == 1
+    assert cli.main(["collect", name]) == 2
     assert f"experiments: got {name!r}; accepted are names of folders" in capsys.readouterr().err
 
 
 def test_nothing_is_copied_where_one_experiment_has_no_run(roots, write_run, capsys):
     write_run(roots[0])
-    assert cli.main(["collect", "04_grpo", "04_grop"]) == 1
+    assert cli.main(["collect", "04_grpo", "04_grop"]) == 2
     assert "no complete run of 04_grop" in capsys.readouterr().err and not list(roots[1].rglob("seed=*"))
 
 
@@ -98,7 +98,7 @@ def test_a_broken_run_is_left_where_it_is_and_told_in_one_line(roots, write_run,
 
 def test_why_there_is_no_run_to_be_read(roots, write_run, capsys):
     (write_run(roots[0]) / "config.yaml").unlink()
-    assert cli.main(["collect", "04_grpo"]) == 1
+    assert cli.main(["collect", "04_grpo"]) == 2
     why, error = capsys.readouterr().err.splitlines()
     assert "seed=0 is left out: FileNotFoundError" in why and "no complete run of 04_grpo" in error
 

@@ -23,9 +23,10 @@ def test_none_leaves_a_setting_to_the_preset_and_a_value_overrides_it():
 
 
 def test_numbers_that_arrive_as_text_are_read():
-    """papermill's -y and -r pass 1e-4 as text."""
-    config = make_config(learning_rate="1e-4", num_rollout_steps="5")
+    """papermill's -y and -r pass 1e-4 as text, its -p false and (0.9, 0.95)."""
+    config = make_config(learning_rate="1e-4", num_rollout_steps="5", quick="false", betas="(0.8, 0.9)")
     assert config.learning_rate == 1e-4 and config.num_rollout_steps == 5
+    assert config.experiment == "04_grpo" and config.betas == (0.8, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_numbers_that_arrive_as_text_are_read():
         ({"learning_rate": float("nan")}, "learning_rate: got nan"),
         ({"max_grad_norm": 0}, "max_grad_norm: got 0"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm: got nan"),
-        ({"quick": "false"}, "quick: got 'false'; accepted are True and False"),
+        ({"quick": "no"}, "quick: got 'no'; accepted are True and False"),
         ({"experiment": ".."}, "experiment: got '..'"),
         ({"estimator": Estimator("grpo", baseline="none")}, "estimator: .*'grpo' belongs to another row"),
         ({"group_size": 1, "estimator": Estimator("own", baseline="none")}, "group_size: got 1"),

@@ -482,7 +482,7 @@ def test_a_problem_is_exit_1_and_settings_are_those_of_papermill(capsys, monkeyp
     ],
 )
 def test_wrong_settings_are_named(arguments, message, capsys):
-    assert cli.main(["doctor", *arguments]) == 1
+    assert cli.main(["doctor", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -58,7 +58,7 @@ def test_a_quick_run_from_another_directory(execute, tmp_path):
         (["-p", "sede", "2"], "sede: there is no such setting; did you mean seed"),
         (["-p", "learning_rate", "fast"], "learning_rate: got 'fast'"),
         (["-p", "estimator", "grop"], "estimator: got 'grop'"),
-        (["-p", "num_rollout_steps", "nan"], "num_rollout_steps: got nan"),
+        (["-p", "num_rollout_steps", "nan"], "num_rollout_steps: got 'nan'"),
     ],
 )
 def test_a_wrong_parameter_fails_in_the_first_cell(execute, tmp_path, arguments, message):

@@ -55,7 +55,7 @@ def test_the_command_as_typed(tmp_path, in_a_terminal):
 
 
 def test_mistakes_that_papermill_would_not_catch(tmp_path):
-    with pytest.raises(SystemExit, match="-p learning-rate: no parameter has such a name; did you mean learning_rate"):
+    with pytest.raises(ValueError, match="-p learning-rate: no parameter has such a name; did you mean learning_rate"):
         complete(papermill_command, ["in.ipynb", "-p", "learning-rate", "1e-4"])
-    with pytest.raises(SystemExit, match="is the notebook itself"):
+    with pytest.raises(ValueError, match="is the notebook itself"):
         complete(papermill_command, ["in.ipynb", "./in.ipynb"])

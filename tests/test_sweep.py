@@ -144,7 +144,7 @@ def test_values_have_the_types_of_the_notebook(write_notebook):
 
 def test_all_that_is_wrong_is_said_before_anything_runs(roots, capsys):
     given = ["-p", "learning_rat=1e-4", "-p", "learning_rate=fast", "-p", "quick=yes", "--seeds", "0-x"]
-    assert cli.main(["sweep", str(GRPO), *given]) == 1
+    assert cli.main(["sweep", str(GRPO), *given]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 4
     assert "learning_rat: 04_grpo.ipynb has no such parameter; did you mean learning_rate" in errors[0]
@@ -154,7 +154,7 @@ def test_all_that_is_wrong_is_said_before_anything_runs(roots, capsys):
 
 def test_values_that_no_run_can_have_are_all_said_before_anything_runs(roots, capsys):
     given = ["-p", "estimator=grpo,grop", "-p", "learning_rate=1e-4,-1", "-p", "group_size=8,7", "--seeds", "0-1"]
-    assert cli.main(["sweep", str(GRPO), *given]) == 1
+    assert cli.main(["sweep", str(GRPO), *given]) == 2
     errors = capsys.readouterr().err
     for message in ("estimator: got 'grop'; accepted are", "learning_rate: got -1.0", "multiple of group_size=7"):
         assert message in errors
@@ -179,7 +179,7 @@ def test_values_that_no_run_can_have_are_all_said_before_anything_runs(roots, ca
     ],
 )
 def test_other_mistakes(roots, capsys, arguments, message):
-    assert cli.main(["sweep", *arguments]) == 1
+    assert cli.main(["sweep", *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not roots[0].exists()
 
@@ -195,15 +195,15 @@ def test_a_number_of_gpus_that_ray_does_not_give(capsys, number):
 def test_what_is_no_notebook(roots, tmp_path, capsys, content):
     file = tmp_path / "broken.ipynb"
     file.write_text(content, encoding="utf-8")
-    assert cli.main(["sweep", str(file), "-p", "seed=1"]) == 1
+    assert cli.main(["sweep", str(file), "-p", "seed=1"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "broken.ipynb cannot be read as a notebook" in line and not roots[0].exists()
 
 
 def test_a_notebook_without_parameters_and_one_that_exits(roots, write_notebook, capsys):
-    assert cli.main(["sweep", str(write_notebook("seed = = 0\n")), "-p", "seed=1"]) == 1
+    assert cli.main(["sweep", str(write_notebook("seed = = 0\n")), "-p", "seed=1"]) == 2
     assert "seed: made_up.ipynb has no such parameter; accepted are none: no cell" in capsys.readouterr().err
-    assert cli.main(["sweep", str(write_notebook(PARAMETERS, "raise SystemExit(3)\nconfig = 1"))]) == 1
+    assert cli.main(["sweep", str(write_notebook(PARAMETERS, "raise SystemExit(3)\nconfig = 1"))]) == 2
     assert "made_up.ipynb: SystemExit: 3" in capsys.readouterr().err
 
 
@@ -220,7 +220,9 @@ def test_a_run_whose_record_is_damaged_is_another_one(roots, write_run, capsys, 
 
 
 def test_a_value_too_long_for_a_file(roots, capsys):
-    assert cli.main(["sweep", str(GRPO), "-p", f"model={'x' * 5000}", "-p", f"task={'y' * 5000}", "--dry-run"]) == 0
+    for parameter in ("model", "task"):
+        assert cli.main(["sweep", str(GRPO), "-p", f"{parameter}={'x' * 5000}", "--dry-run"]) == 2
+        assert f"{parameter}: got 'xxx" in capsys.readouterr().err
 
 
 def test_notebooks_of_one_name_are_not_executed_to_one_file(roots, tmp_path, write_notebook, capsys):
@@ -254,7 +256,7 @@ def test_notebooks_of_one_name_are_not_executed_to_one_file(roots, tmp_path, wri
 def test_broken_files_of_experiments(roots, tmp_path, write_notebook, capsys, content, message):
     file = tmp_path / "experiments.yaml"
     file.write_text(content.replace("NOTEBOOK", str(write_notebook())), encoding="utf-8")
-    assert cli.main(["sweep", str(file)]) == 1
+    assert cli.main(["sweep", str(file)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert message in line and "experiments.yaml" in line and not roots[0].exists()
 

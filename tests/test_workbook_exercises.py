@@ -92,7 +92,7 @@ def test_checks_say_not_written_yet_and_pass_with_the_solutions(name, edition):
 
 def test_somebodys_work_is_not_overwritten(tmp_path, capsys):
     (tmp_path / NOTEBOOKS[-1]).write_text("my work", encoding="utf-8")
-    assert cli.main(["exercises", str(tmp_path)]) == 1
+    assert cli.main(["exercises", str(tmp_path)]) == 2
     assert f"{NOTEBOOKS[-1]} exists already" in capsys.readouterr().err
     assert [file.name for file in tmp_path.iterdir()] == [NOTEBOOKS[-1]]
 

@@ -49,7 +49,7 @@ def start(program: str, number: int) -> Start:
     """Raises RuntimeError with the last line of what the process said where it failed."""
     before = os.times()
     done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nprint('torch' in sys.modules)"], capture_output=True, text=True
+        [sys.executable, "-c", f"{program}\nprint('torch' in sys.modules)"], capture_output=True, encoding="utf-8"
     )
     after = os.times()
     if done.returncode:

@@ -6,6 +6,7 @@ input is open, and so ends, and its kernel with it, when whoever started it want
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,6 +28,7 @@ WAITING, RUNNING, COMPLETE = "waiting", "running", "complete"
 FAILED, KILLED, BUSY, STOPPED = "failed", "killed", "busy elsewhere", "stopped"
 
 KERNEL_DIED = 3  # exit status
+STARTS = 3  # of a kernel, at most
 SECONDS_TO_STOP = 20
 WRITTEN_BY_ANOTHER = "another process is writing this run"  # what RunRecords says
 
@@ -114,10 +116,10 @@ def _execute(job: Job, must_stop: Callable[[], bool]) -> tuple[str, str]:
     _note(job, RUNNING)
     command = [sys.executable, "-m", "rlhelpers.evidence.execution", str(job.notebook), str(job.output)]
     with open(log_of(job.output), "a", encoding="utf-8") as log:
-        log.write(f"--- {_now()} {job.notebook} {job.parameters}\n")
+        log.write(f"--- {_now()} {job.notebook} {job.parameters} {sys.executable}\n")
         log.flush()
         process = subprocess.Popen(
-            [*command, json.dumps(job.parameters)],
+            [*command, as_json(job.parameters)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -132,6 +134,16 @@ def _execute(job: Job, must_stop: Callable[[], bool]) -> tuple[str, str]:
         state, detail = _outcome(job, process.returncode, is_stopped)
         log.write(f"--- {_now()} {state} {detail}\n")
     return state, detail
+
+
+def as_json(parameters: Mapping[str, Any]) -> str:
+    """inf as a text, which the check of the notebook's parameters reads as well: they become part of the executed
+    notebook, and JSON has no such number."""
+    told = {
+        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in parameters.items()
+    }
+    return json.dumps(told, allow_nan=False)
 
 
 def _wait(process: subprocess.Popen, must_stop: Callable[[], bool]) -> bool:
@@ -190,13 +202,16 @@ def main(notebook: str, output: str, parameters: str) -> int:
 
     threading.Thread(target=_stop_when_left, daemon=True).start()
     try:
-        execute_notebook(
-            notebook,
-            output,
-            json.loads(parameters),
-            progress_bar=False,
-            stdout_file=sys.stdout,
-            stderr_file=sys.stderr,
+        until_it_starts(
+            lambda: execute_notebook(
+                notebook,
+                output,
+                json.loads(parameters),
+                kernel_name="python3",  # of this environment, whatever it was saved with
+                progress_bar=False,
+                stdout_file=sys.stdout,
+                stderr_file=sys.stderr,
+            )
         )
     except DeadKernelError as error:
         print(f"DeadKernelError: {error}", flush=True)
@@ -205,6 +220,23 @@ def main(notebook: str, output: str, parameters: str) -> int:
         print(f"{error}\n{error.ename}: {' '.join(error.evalue.split())}", flush=True)
         return 1
     return 0
+
+
+def until_it_starts(execute: Callable[[], Any]) -> None:
+    """Kernels that start at the same time may choose the same port, and then one does not start: it is tried again.
+    What fails later is not."""
+    from nbclient.exceptions import DeadKernelError
+
+    for attempt in range(1, STARTS + 1):
+        try:
+            execute()
+            return
+        except DeadKernelError:
+            raise
+        except RuntimeError as error:  # of jupyter_client, before the first cell
+            print(f"RuntimeError: {error} (start {attempt} of {STARTS})", flush=True)
+            if attempt == STARTS:
+                raise
 
 
 def _stop_when_left() -> None:

@@ -5,15 +5,15 @@ import difflib
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from papermill import inspect_notebook
 
 from rlhelpers import paths
+from rlhelpers.evidence import strict_yaml
 
 MOST = 10_000  # runs of a grid; who asks for more has mistyped a range
 
@@ -104,26 +104,11 @@ def read_experiments(file: Path, changes: Mapping[str, Any]) -> list[Grid]:
 
 
 def _load(file: Path) -> Any:
-    """The file's content, in which no name stands twice in one mapping.  Raises ValueError in one line."""
+    """Raises OSError, and ValueError in one line."""
     try:
-        text = file.read_text(encoding="utf-8")
-        for node in _mappings(yaml.compose(text, yaml.SafeLoader)):
-            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"{', '.join(twice)}: given twice, line {node.start_mark.line + 1} and after")
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{file}: {' '.join(f'{error}'.split())}") from error
-
-
-def _mappings(node: yaml.Node | None, seen: frozenset[int] = frozenset()) -> Iterator[yaml.MappingNode]:
-    """All in this one and itself; an alias within itself is not followed."""
-    if isinstance(node, yaml.CollectionNode) and id(node) not in seen:
-        if isinstance(node, yaml.MappingNode):
-            yield node
-        for part in node.value:
-            for inner in part if isinstance(part, tuple) else (part,):
-                yield from _mappings(inner, seen | {id(node)})
+        return strict_yaml.load(file.read_text(encoding="utf-8"), str(file))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _read_experiment(experiment: Any, seeds: Any, changes: Mapping[str, Any]) -> Grid:

@@ -1,6 +1,7 @@
 """Run folders as tables."""
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,16 @@ def read_rollouts(folder: Path, step: int, split: str) -> pd.DataFrame:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """A row for each line.  A last line that was cut off, by a kill or while it is written, is left out with a warning;
+    ValueError names any other that is not JSON."""
     rows = []
     with open(path, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             try:
                 rows.append(json.loads(line))
             except ValueError as error:
+                if not line.endswith("\n"):
+                    warnings.warn(f"{path}, line {number}: it was cut off, and is left out", stacklevel=2)
+                    break
                 raise ValueError(f"{path}, line {number}: {error}") from error
     return rows

@@ -5,18 +5,27 @@ from pathlib import Path
 
 from rlhelpers import paths
 from rlhelpers.tasks.gsm8k import load_gsm8k, read_problems
-from rlhelpers.tasks.gym import load_gym
+from rlhelpers.tasks.gym import check_gym, load_gym
 from rlhelpers.tasks.judging import judge_answer
 from rlhelpers.tasks.problem import Problem, Task
+
+ACCEPTED = "tiny, gsm8k, gym/<name>, or a folder with train.jsonl and validation.jsonl"
 
 
 def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
     """The task called `name`, cut to its first examples.
 
-    "tiny": the embedded word problems; "gsm8k"; "gym/<name>": a data set of reasoning-gym; or a folder with
-    `train.jsonl` and `validation.jsonl` in GSM8K's format.  Raises ValueError for an unknown name or when the task
-    has fewer examples than asked for, FileNotFoundError where data must be fetched first.
+    "tiny": the embedded word problems; "gsm8k"; "gym/<name>": a data set of reasoning-gym; or a folder, of the working
+    directory unless its path is absolute, with `train.jsonl` and `validation.jsonl` in GSM8K's format.  Raises
+    ValueError for an unknown name, for a number of examples that is negative or not whole, and when the task has fewer
+    examples than asked for; FileNotFoundError where data must be fetched first.
     """
+    counts = {"n_train_examples": n_train_examples, "n_val_examples": n_val_examples}
+    for field, count in counts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+            raise ValueError(f"{field}: got {count!r}; accepted is a whole number of at least 0")
+    if not isinstance(name, str):
+        raise ValueError(f"task: got {name!r}; accepted is {ACCEPTED}")
     if name.startswith("gym/"):
         return load_gym(name.removeprefix("gym/"), n_train_examples, n_val_examples)
     if name == "gsm8k":
@@ -26,13 +35,23 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
     elif os.path.isdir(name):  # not is_dir, which raises OSError for a name too long for a file
         train, validation = read_folder(Path(name))
     else:
-        raise ValueError(f"task: got {name!r}; accepted are tiny, gsm8k, gym/<name>, or a folder of JSONL files")
+        where = f"there is no folder {Path(name).absolute()}"
+        raise ValueError(f"task: got {name[:200]!r}, and {where[:300]}; accepted is {ACCEPTED}")
     return Task(
         name,
         _first("n_train_examples", train, n_train_examples, name),
         _first("n_val_examples", validation, n_val_examples, name),
         judge_answer,
     )
+
+
+def check_task(name: str, n_train_examples: int, n_val_examples: int) -> None:
+    """Raise what load_task would, but for the problems of a gym, which take a while to make: of them only the name is
+    looked up."""
+    if isinstance(name, str) and name.startswith("gym/"):
+        check_gym(name.removeprefix("gym/"))
+    else:
+        load_task(name, n_train_examples, n_val_examples)
 
 
 def read_folder(folder: Path) -> tuple[list[Problem], list[Problem]]:

@@ -31,13 +31,8 @@ def load_gym(name: str, n_train: int, n_validation: int) -> Task:
     data set whose verifier would run the model's text as code, and when there are too few distinct questions.
     """
     import reasoning_gym  # here, because it brings a hundred generators
-    from reasoning_gym.factory import DATASETS
 
-    accepted = sorted(set(DATASETS) - EVALUATING - {"composite"})  # composite needs a configuration of its own
-    if name in EVALUATING:
-        raise ValueError(f"task: got 'gym/{name}', whose verifier runs the model's text as code; it is not offered")
-    if name not in accepted:
-        raise ValueError(f"task: got 'gym/{name}'; accepted after gym/ are {', '.join(accepted)}")
+    check_gym(name)
     seen: set[str] = set()
     validation = _draw(reasoning_gym, name, VALIDATION_SEED, n_validation, "n_val_examples", seen)
     train = _draw(reasoning_gym, name, TRAIN_SEED, n_train, "n_train_examples", seen)
@@ -53,6 +48,17 @@ def load_gym(name: str, n_train: int, n_validation: int) -> Task:
         return RIGHT if right else WRONG
 
     return Task(f"gym/{name}", train, validation, judge)
+
+
+def check_gym(name: str) -> None:
+    """Raise ValueError unless it is the name of a data set that is offered here."""
+    from reasoning_gym.factory import DATASETS
+
+    accepted = sorted(set(DATASETS) - EVALUATING - {"composite"})  # composite needs a configuration of its own
+    if name in EVALUATING:
+        raise ValueError(f"task: got 'gym/{name}', whose verifier runs the model's text as code; it is not offered")
+    if name not in accepted:
+        raise ValueError(f"task: got 'gym/{name}'; accepted after gym/ are {', '.join(accepted)}")
 
 
 def _draw(reasoning_gym, name: str, seed: int, count: int, field: str, seen: set[str]) -> list[Problem]:

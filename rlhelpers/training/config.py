@@ -1,52 +1,27 @@
 """Everything that decides a run, checked before any work starts."""
 
-import difflib
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.kernels.estimator import ESTIMATORS
 from rlhelpers.paths import file_name
 from rlhelpers.tasks.prompts import PROMPTS
+from rlhelpers.training.fields import (
+    Betas,
+    Count,
+    Device,
+    EstimatorRow,
+    Name,
+    Real,
+    Seed,
+    Switch,
+    Text,
+    Whole,
+    explain,
+    read_switch,
+)
 from rlhelpers.training.fingerprint import fingerprint
-
-
-def _estimator_row(value: Any) -> Any:
-    """A name stands for its row of the table."""
-    row = ESTIMATORS.get(value) if isinstance(value, str) else value
-    if not isinstance(row, Estimator):
-        raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
-    if ESTIMATORS.get(row.name, row) != row:
-        raise ValueError(f"the name {row.name!r} belongs to another row of the table; give yours its own")
-    return row
-
-
-def _short(name: str) -> str:
-    if len(name.encode("utf-8")) > 200:
-        raise ValueError("accepted are names of at most 200 bytes")
-    return name
-
-
-def _plain(row: Estimator) -> dict[str, Any]:
-    """The row for a YAML file: a function is written as its name."""
-    return {n: getattr(cell, "__qualname__", repr(cell)) if callable(cell) else cell for n, cell in vars(row).items()}
-
-
-EstimatorRow = Annotated[Estimator, BeforeValidator(_estimator_row), PlainSerializer(_plain)]
-Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(pattern=r"^[\w,=+-][\w.,=+-]*$"), AfterValidator(_short)]
 
 
 class RunConfig(BaseModel):
@@ -58,11 +33,11 @@ class RunConfig(BaseModel):
     variant: Name | None = Field(
         None, description="second folder; None: the estimator and what differs from the preset"
     )
-    seed: int = Field(0, ge=0, lt=2**63)
-    model: str = Field("tiny", min_length=1, description='"tiny", a Hugging Face name, or a directory')
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: cuda where there is one")
+    seed: Seed = 0
+    model: Text = Field("tiny", description='"tiny", a Hugging Face name, or a directory')
+    device: Device = Field("auto", description="auto: cuda where there is one")
 
-    task: str = Field("tiny", min_length=1, description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
+    task: Text = Field("tiny", description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
     prompt: Literal[tuple(PROMPTS)] = "r1_zero"
     n_train_examples: Count = 6400
     n_val_examples: Count = 512
@@ -70,17 +45,22 @@ class RunConfig(BaseModel):
     engine: Literal["torch", "vllm", "vllm-server"] = Field(
         "torch", description="what samples: this process, vLLM on the policy's device, or a vLLM server"
     )
-    engine_gpu: int | None = Field(None, ge=0, description="the server's GPU; None: the one after the policy's")
-    kv_cache_gib: float = Field(1.0, gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB")
-    sleep_level: Literal[0, 1, 2] = Field(
-        0, description="vLLM on the policy's GPU gives back memory while training: 1 keeps its weights on the CPU"
+    engine_gpu: Whole | None = Field(
+        None, ge=0, lt=1024, description="the server's GPU; None: the one after the policy's"
     )
-    rollouts_ahead: bool = Field(False, description="sample the next batch while training on this one")
+    kv_cache_gib: Real = Field(1.0, gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB")
+    sleep_level: Whole = Field(
+        0,
+        ge=0,
+        le=2,
+        description="vLLM on the policy's GPU gives back memory while training: 1 keeps its weights on the CPU",
+    )
+    rollouts_ahead: Switch = Field(False, description="sample the next batch while training on this one")
 
-    temperature: float = Field(1.0, ge=0.01, le=100)
-    top_p: float = Field(1.0, gt=0, le=1)
+    temperature: Real = Field(1.0, ge=0.01, le=100)
+    top_p: Real = Field(1.0, gt=0, le=1)
     max_tokens: Count = 64
-    min_tokens: int = Field(0, ge=0)
+    min_tokens: Whole = Field(0, ge=0)
 
     estimator: EstimatorRow = ESTIMATORS["grpo"]
     components: Literal["package", "mine"] = Field("package", description="mine: the train step saved by notebook 03")
@@ -88,31 +68,22 @@ class RunConfig(BaseModel):
     rollout_batch_size: Count = 128
     train_batch_size: Count = 128
     gradient_accumulation_steps: Count = 4
-    gradient_checkpointing: bool = Field(
+    gradient_checkpointing: Switch = Field(
         False, description="keep the inputs of layers only and compute the rest again: less memory, a slower update"
     )
     num_rollout_steps: Count = 50
-    learning_rate: float = Field(3e-4, gt=0, le=1)
-    max_grad_norm: float = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
-    weight_decay: float = Field(0.0, ge=0)
+    learning_rate: Real = Field(3e-4, gt=0, le=1)
+    max_grad_norm: Real = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
+    betas: Betas = (0.9, 0.95)
+    weight_decay: Real = Field(0.0, ge=0)
 
     eval_every: Count = 5
     rollouts_every: Count = 10
     checkpoint_every: Count = Field(5, description="steps between checkpoints, from which a killed run can go on")
-    resume: bool = Field(
+    resume: Switch = Field(
         False, description="go on with an unfinished run of this configuration from its last checkpoint"
     )
     tracker: Literal["wandb", "trackio"] | None = None
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic would read True as 1."""
-        parts = value if isinstance(value, list | tuple) else [value]
-        if cls.model_fields[info.field_name].annotation is not bool and any(isinstance(part, bool) for part in parts):
-            raise ValueError("accepted is a number or a name")
-        return value
 
     @model_validator(mode="after")
     def _numbers_fit_together(self) -> Self:
@@ -148,6 +119,11 @@ class RunConfig(BaseModel):
                 "1 for a vLLM engine, unless top_p=1 and min_tokens=0: its log-probs would not be comparable",
             ),
             ("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}"),
+            (
+                "weight_decay",  # AdamW takes the product off every weight, at every update
+                self.weight_decay * self.learning_rate < 1,
+                f"below 1 / learning_rate = {1 / self.learning_rate:g}",
+            ),
         ]
         problems = [f"{name}: got {getattr(self, name)}; it must be {what}" for name, fine, what in rules if not fine]
         if problems:
@@ -222,38 +198,22 @@ def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> R
     Raises ValueError with one line for each wrong setting: its name, the value, what is accepted; for an unknown
     name, the nearest known ones.
     """
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         raise ValueError(f"preset: got {preset!r}; accepted are {', '.join(PRESETS)}")
-    if str(quick) not in ("True", "False"):  # papermill passes `-p quick false` as text, which would be true
-        raise ValueError(f"quick: got {quick!r}; accepted are True and False")
+    try:
+        is_quick = read_switch(quick)
+    except ValueError as error:
+        raise ValueError(f"quick: got {quick!r}; {error}") from None
     given = {name: value for name, value in settings.items() if value is not None}
-    base = PRESETS[preset] | (QUICK if str(quick) == "True" else {})
+    base = PRESETS[preset] | (QUICK if is_quick else {})
     try:
         config = RunConfig(**(base | given))
     except ValidationError as error:
-        raise ValueError("\n".join(_explain(e) for e in error.errors())) from None
+        raise ValueError(explain(error, ["preset", "quick", *RunConfig.model_fields])) from None
     if config.variant is None:
         preset_name = [preset] if preset != "tiny" else []
         config = config.model_copy(update={"variant": _describe(config, RunConfig(**base), preset_name)})
     return config
-
-
-def unknown_name(name: str, known: Mapping[str, Any] | set[str]) -> str:
-    """An error line for a misspelt setting."""
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"accepted are {', '.join(sorted(known))}"
-    return f"{name}: there is no such setting; {hint}"
-
-
-def _explain(error: dict[str, Any]) -> str:
-    if not error["loc"]:  # raised by _numbers_fit_together, which names its fields itself
-        return str(error["ctx"]["error"])
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "value_error":
-        return f"{name}: got {error['input']!r}; {error['ctx']['error']}"
-    if error["type"] == "extra_forbidden":
-        return unknown_name(name, RunConfig.model_fields)
-    return f"{name}: got {error['input']!r}; {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
 def _describe(config: RunConfig, base: RunConfig, preset_name: list[str]) -> str:

@@ -41,6 +41,8 @@ def _commit() -> str | None:
     """The checkout's commit, marked where files differ from it; None outside a git checkout."""
     try:
         command = ["git", "-C", str(paths.ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=10
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -14,6 +14,7 @@ import yaml
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
+from rlhelpers.evidence.execution import as_json
 from rlhelpers.evidence.plan import Planned
 from rlhelpers.evidence.results import BEFORE_A_CHOICE
 from rlhelpers.kernels.estimator import Estimator
@@ -77,7 +78,7 @@ def _cells_up_to_config(notebook: Path, parameters: Mapping[str, Any]) -> list[s
     """None of them where no cell makes a configuration, or where one before it is not plain Python."""
     content = load_notebook_node(str(notebook))
     if parameters:
-        content = parameterize_notebook(content, json.loads(json.dumps(parameters)))  # as the run gets them
+        content = parameterize_notebook(content, json.loads(as_json(parameters)))  # as the run gets them
     sources = []
     for cell in content.cells:
         if cell.cell_type == "code":

@@ -134,7 +134,7 @@ def _ask_driver() -> tuple[str | None, tuple[str, ...]]:
     """The NVIDIA driver's version and its cards, by nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None, ()
     rows = [line.split(", ", 1) for line in answer.splitlines() if ", " in line]

@@ -2,20 +2,26 @@
 
 import ast
 import os
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 from typing import Any
 
-from rlhelpers.training.config import unknown_name
+from pydantic import ConfigDict, ValidationError, create_model
+
+from rlhelpers.training.fields import explain, unknown_name
 
 HEADING = "# Parameters"  # papermill's own first line; the notebooks' parameters cells begin with it too
 
 
-def read_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:
+def read_parameters(namespace: MutableMapping[str, Any], **kinds: Any) -> dict[str, Any]:
     """The parameters of this notebook, from its `globals()`.
 
     The names are those that the parameters cell assigns.  Whatever else papermill's cell assigns is a mistake: an
     unknown or misspelt `-p` name raises ValueError with the nearest known ones, before anything runs.
     RLHELPERS_QUICK=1 in the environment sets `quick`, where the notebook has it.
+
+    kinds: for a notebook that makes no configuration, the kind (see training/fields) of each parameter.  ValueError
+    then has a line for every parameter that is of no such kind: name, value, what is accepted.  A number that arrives
+    as text is read, as make_config reads it.  The notebook's own variables get the values that are returned.
     """
     # In an IPython kernel `In` holds the source of every cell that ran; the last parameters cell counts.
     cells = [source for source in namespace["In"] if source.lstrip().startswith(HEADING)]
@@ -26,11 +32,23 @@ def read_parameters(namespace: Mapping[str, Any]) -> dict[str, Any]:
         raise RuntimeError("parameters: run the parameters cell at the top of the notebook first")
     unknown = [name for cell in cells if _is_papermills(cell) for name in _assigned_names(cell) if name not in known]
     if unknown:
-        raise ValueError("\n".join(unknown_name(name, set(known)) for name in unknown))
+        raise ValueError("\n".join(unknown_name(name, known) for name in unknown))
     parameters = {name: namespace[name] for name in known}
     if "quick" in parameters and os.environ.get("RLHELPERS_QUICK", "") not in ("", "0"):
         parameters["quick"] = True
+    if kinds:
+        parameters = _checked(parameters, kinds)
+    namespace.update(parameters)
     return parameters
+
+
+def _checked(parameters: dict[str, Any], kinds: dict[str, Any]) -> dict[str, Any]:
+    settings = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model = create_model("Parameters", __config__=settings, **{name: (kind, ...) for name, kind in kinds.items()})
+    try:
+        return dict(model(**parameters))
+    except ValidationError as errors:
+        raise ValueError(explain(errors, kinds)) from None
 
 
 def _is_papermills(cell: str) -> bool:

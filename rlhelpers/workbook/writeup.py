@@ -154,7 +154,7 @@ def _print(browser: str, page: Path, printed: Path) -> None:
     command = [browser, *options, f"--print-to-pdf={printed}", page.as_uri()]
     try:
         result = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=300, stdin=subprocess.DEVNULL
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=300, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"{browser} printed no PDF in 300 s; the page is in {page}") from None
