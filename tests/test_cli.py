@@ -70,6 +70,9 @@ BAD = [
     ),
     *(["sweep", GRPO, "--jobs", "0"], ["sweep", GRPO, "--engine", "slurm"], ["sweep", GRPO, "--gpus-per-run", "-1"]),
     *(["exercises"], ["exercises", ""], ["exercises", "one", "two"]),
+    *(["evaluate"], ["evaluate", "arc", "--data", "."], ["evaluate", "mmlu"], ["evaluate", "mmlu", "--data", "no"]),
+    *(["evaluate", "mmlu", "--data", "a file"], ["evaluate", "gsm8k", "--data", "a file", "--max-tokens", "0"]),
+    *(["judge"], ["judge", "no", "--url", "http://127.0.0.1:1/v1", "--model", "m"], ["judge", ".", "--url", "x"]),
 ]
 
 
