@@ -296,6 +296,7 @@ def engines(monkeypatch):
             return made[-1]
 
         monkeypatch.setattr(loop, "make_engine", make_engine)
+        monkeypatch.setattr(loop, "check_engine", lambda *_: None)
         return made
 
     return use
