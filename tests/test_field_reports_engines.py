@@ -31,6 +31,7 @@ from rlhelpers.rollouts.server_process import free_port
 from rlhelpers.rollouts.vllm_client import VLLMClient
 from rlhelpers.rollouts.vllm_inprocess import VLLMEngine
 from rlhelpers.rollouts.vllm_server import VLLMServer
+from rlhelpers.rollouts.vllm_settings import prompt_seed
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt
 from rlhelpers.tasks.judging import judge_answer
 from rlhelpers.training.config import make_config
@@ -321,9 +322,9 @@ def test_c11_a_prompt_without_room_is_left_out_and_counted_or_named_before_anyth
     with pytest.raises(ValueError, match=r"prompt 7 has \d+ tokens; with max_tokens=64 it must fit .* context of 200"):
         server.generate([*PROMPTS[:7], "long " * 190], Sampling())
     assert not stub.requests
-    stub.answer = lambda path, body: (400, "the prompt is too long") if len(body["prompt"]) > 140 else None
+    stub.answer = lambda path, body: (400, "the prompt is too long") if body["seed"] == prompt_seed(0, 7) else None
     with pytest.raises(ValueError, match="refuses what /v1/completions was given: the prompt is too long"):
-        server.generate([*PROMPTS[:7], PROMPTS[7] * 2], Sampling(max_tokens=2))
+        server.generate(PROMPTS, Sampling(max_tokens=2))
 
 
 def test_c12_what_was_cut_off_is_marked_and_counted(server, stub):

@@ -96,7 +96,7 @@ class VLLMClient:
         self._http.close()
 
     def _complete_one(self, body: Mapping[str, Any]) -> list[Completion]:
-        answer = self._post("/v1/completions", body)
+        answer = self._post("/v1/completions", body, SECONDS_FOR_AN_ANSWER)
         try:
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             if len(choices) != body.get("n", 1):
@@ -107,9 +107,7 @@ class VLLMClient:
                 f"the vLLM server gave an answer of another form: {error!r} in {answer!r:.200}"
             ) from error
 
-    def _post(
-        self, path: str, body: Mapping[str, Any] | None, seconds: float = SECONDS_FOR_AN_ANSWER
-    ) -> dict[str, Any]:
+    def _post(self, path: str, body: Mapping[str, Any] | None, seconds: float = SECONDS_FOR_WEIGHTS) -> dict[str, Any]:
         """The answer.  Raises ValueError for a request that the server refuses, EngineDeadError when it is gone."""
         try:
             response = self._http.post(path, json=body, timeout=httpx.Timeout(seconds, connect=30, pool=None))

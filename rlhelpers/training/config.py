@@ -26,6 +26,8 @@ def _estimator_row(value: Any) -> Any:
     row = ESTIMATORS.get(value) if isinstance(value, str) else value
     if not isinstance(row, Estimator):
         raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
+    if not isinstance(row.name, str) or not row.name:
+        raise ValueError("accepted as its name is a text that is not empty")
     if ESTIMATORS.get(row.name, row) != row:
         raise ValueError(f"the name {row.name!r} belongs to another row of the table; give yours its own")
     return row
@@ -128,11 +130,7 @@ class RunConfig(BaseModel):
                 'False unless components is "package": a step of your own decides that itself',
             ),
             ("engine_gpu", self.engine_gpu is None or server, 'None unless engine is "vllm-server"'),
-            (
-                "kv_cache_gib",
-                self.engine != "torch" or self.kv_cache_gib == 1,
-                'left at 1.0 unless engine is "vllm" or "vllm-server": the engine torch keeps no such cache',
-            ),
+            ("kv_cache_gib", self.engine != "torch" or self.kv_cache_gib == 1, "left at 1.0 for the engine torch"),
             ("sleep_level", self.sleep_level == 0 or self.engine == "vllm", '0 unless engine is "vllm"'),
             ("rollouts_ahead", not self.rollouts_ahead or server, 'False unless engine is "vllm-server"'),
             (
