@@ -366,6 +366,18 @@ def test_our_own_server_runs_until_it_is_stopped(launch, tmp_path):
     assert f"owner {os.getpid()}" in log and "--dtype auto --seed 0 --max-model-len 2048" in log
 
 
+def test_a_server_that_is_entered_again_ends_with_the_outermost_exit(launch):
+    with launch() as server:
+        process = server._process.pid
+        with pytest.raises(ZeroDivisionError), server as same:
+            assert same is server and server._process.pid == process
+            raise ZeroDivisionError
+        assert is_alive(process) and server.generate(PROMPTS, Sampling())
+    wait_until(lambda: not is_alive(process))
+    with pytest.raises(RuntimeError, match=r"not running; call start\(\)"):
+        server.generate(PROMPTS, Sampling())
+
+
 def test_a_killed_server_is_dead_says_its_last_words_and_starts_again_on_its_port(launch):
     server = launch(port=free_port()).start()
     assert server.generate(PROMPTS, Sampling())  # a connection that is kept
