@@ -59,11 +59,8 @@ def launch_arguments(
     """Keyword arguments of `vllm.LLM`; `as_flags` makes the server's of them.
 
     `context` in tokens; `kv_cache_gib` None leaves the size of the cache to vLLM, on a CPU it is then 1.0;
-    `temperature` is the one that log-probs are wanted at: see `check_temperature`.  Raises ValueError for a
-    `load_format` that is none of LOAD_FORMATS: vLLM's others open pickles, "auto" too where there is nothing else.
+    `temperature`: see `check_temperature`.  Raises ValueError for another `load_format` than those in LOAD_FORMATS.
     """
-    if load_format not in LOAD_FORMATS:
-        raise ValueError(f"load_format: got {load_format!r}; accepted are {', '.join(LOAD_FORMATS)}")
     if on_cpu and kv_cache_gib is None:
         kv_cache_gib = 1.0  # vLLM would take nine tenths of the memory
     arguments: dict[str, Any] = {
@@ -73,7 +70,7 @@ def launch_arguments(
         "max_model_len": context,
         "revision": revision(model),
         "tokenizer_revision": revision(model),
-        "load_format": LOAD_FORMATS[load_format],
+        "load_format": _without_pickles(load_format),
         # Nothing but what a request says decides how it is sampled.
         "generation_config": "vllm",
         "logprobs_mode": "raw_logprobs" if temperature == 1 else "processed_logprobs",
@@ -89,6 +86,13 @@ def launch_arguments(
         arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
         arguments["max_num_batched_tokens"] = max(context, 4096)
     return arguments
+
+
+def _without_pickles(load_format: str) -> str:
+    """vLLM's other formats open pickles, and so does its own "auto" where a folder has no safetensors."""
+    if load_format not in LOAD_FORMATS:
+        raise ValueError(f"load_format: got {load_format!r}; accepted are {', '.join(LOAD_FORMATS)}")
+    return LOAD_FORMATS[load_format]
 
 
 def launch_environment(on_cpu: bool, weight_backend: str) -> dict[str, str]:
