@@ -68,8 +68,7 @@ def launch_arguments(
         "dtype": dtype,
         "seed": seed,
         "max_model_len": context,
-        "revision": revision(model),
-        "tokenizer_revision": revision(model),
+        **dict.fromkeys(("revision", "tokenizer_revision"), revision(model)),
         "load_format": _without_pickles(load_format),
         # Nothing but what a request says decides how it is sampled.
         "generation_config": "vllm",
