@@ -7,20 +7,22 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 
 class StubVLLM(ThreadingHTTPServer):
-    """`received`: the path and body of every POST, in their order.  `answer`: gives status and text for a path and a
-    body, or None to go on as usual; it may wait."""
+    """`received`: the path and body of every POST, in their order, without what is asked of one who is joined.
+    `answer`: gives status and text for a path and a body, or None to go on as usual; it may wait."""
 
     daemon_threads = True
 
     def __init__(self, model: str, root: str, port: int = 0):
         super().__init__(("127.0.0.1", port), _Handler)
         self.port = self.server_address[1]
-        self.models = [{"id": model, "root": root}]
+        self.models = [{"id": model, "root": root, "max_model_len": 2048}]
+        self.tokenize = lambda text: tokenizer(root).encode(text, add_special_tokens=False)
         self.received: list[tuple[str, Any]] = []
         self.answer: Callable[[str, Any], tuple[int, str] | None] = lambda path, body: None
 
@@ -41,6 +43,14 @@ class StubVLLM(ThreadingHTTPServer):
             thread.join()
 
 
+@lru_cache
+def tokenizer(root: str):
+    """Loaded only where a server is joined: it takes seconds."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(root)
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -57,10 +67,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         body = json.loads(text) if text else None
-        self.server.received.append((self.path, body))
+        if self.path != "/tokenize":
+            self.server.received.append((self.path, body))
         if self._answered(body):
             return
-        if self.path != "/v1/completions":
+        if self.path == "/tokenize":
+            self._send(200, json.dumps({"tokens": self.server.tokenize(body["prompt"])}))
+        elif self.path != "/v1/completions":
             self._send(200, json.dumps({"success": True}))
         else:
             # In some order: it is the index that says which is which.
@@ -95,6 +108,7 @@ def choice(body: dict[str, Any], index: int) -> dict[str, Any]:
     return {
         "index": index,
         "text": " ".join(map(str, token_ids)),
+        "prompt_token_ids": body.get("prompt"),
         "token_ids": token_ids,
         "finish_reason": "stop",
         "logprobs": {"token_logprobs": [-luck.random() for _ in token_ids]},

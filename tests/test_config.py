@@ -48,6 +48,8 @@ def test_numbers_that_arrive_as_text_are_read():
         ({"estimator": {"name": "grpo", "baseline": "none"}}, "estimator: got .*accepted are grpo"),
         ({"top_p": 1.1}, "top_p: got 1.1"),
         ({"seed": -1}, "seed: got -1"),
+        ({"kv_cache_gib": 2}, "kv_cache_gib: got 2.0; it must be left at 1.0 for the engine torch"),
+        ({"estimator": Estimator("")}, "estimator: got .*accepted as its name is a text that is not empty"),
         ({"num_rollout_steps": 2.5}, "num_rollout_steps: got 2.5"),
         ({"prompt": "r1"}, "prompt: got 'r1'; .*r1_zero.*question_only"),
         ({"estimator": "gpro"}, "estimator: got 'gpro'; .*grpo, grpo_constant"),

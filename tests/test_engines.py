@@ -33,7 +33,7 @@ def weights(policy_and_tokenizer):
 def started(request, policy_and_tokenizer, one_thread, tmp_path_factory):
     if request.param != "torch":
         pytest.importorskip("vllm")
-    config = make_config(engine=request.param, kv_cache_gib=0.25)
+    config = make_config(engine=request.param, kv_cache_gib=None if request.param == "torch" else 0.25)
     engine = make_engine(config, *policy_and_tokenizer, tmp_path_factory.mktemp("engine") / "engine.log")
     engine.sync_weights(policy_and_tokenizer[0])
     yield engine

@@ -256,6 +256,17 @@ def test_what_cannot_start_leaves_no_folder(settings, message):
     assert not paths.RUNS.exists()
 
 
+@pytest.mark.parametrize("engine", ["vllm", "vllm-server"])
+def test_without_vllm_nothing_is_loaded_or_made(engine, monkeypatch):
+    """A configuration may be of a run on another machine; the first thing that a run does is to look for its engine."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda module, package=None: None)
+    for name in ("load_task", "load_policy", "RunRecords.__enter__"):
+        monkeypatch.setattr(f"rlhelpers.training.loop.{name}", lambda *_: pytest.fail("it was not told before"))
+    with pytest.raises(ValueError, match=f"engine: got '{engine}', but vLLM is not installed here"):
+        train(make_config(**SMALL, engine=engine))
+    assert not paths.RUNS.exists()
+
+
 def test_batches_of_problems_go_through_every_problem_once_an_epoch():
     problems = list(range(10))
     drawn = [p for batch in range(10) for p in draw_problems(problems, batch, 3, seed=0)]
@@ -296,6 +307,7 @@ def engines(monkeypatch):
             return made[-1]
 
         monkeypatch.setattr(loop, "make_engine", make_engine)
+        monkeypatch.setattr(loop, "check_engine", lambda *_: None)
         return made
 
     return use

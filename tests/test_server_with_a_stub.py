@@ -180,8 +180,9 @@ def test_answers_that_come_out_of_order_are_put_in_order(join, stub):
             assert answered[i + 1].wait(60)
             answered[i].set()
 
+    server = join()
     stub.answer = answer
-    rollouts = join().generate(prompts, Sampling())
+    rollouts = server.generate(prompts, Sampling())
     assert [r.completions[0].token_ids for r in rollouts] == [choice({"seed": s}, 0)["token_ids"] for s in seeds]
 
 
@@ -265,8 +266,9 @@ def test_batch_size_bounds_the_prompts_under_way(join, stub):
             with lock:
                 under_way -= 1
 
+    server = join()
     stub.answer = answer
-    completions = join().generate_completions([f"Question: {i}" for i in range(8)], COURSE, batch_size=3)
+    completions = server.generate_completions([f"Question: {i}" for i in range(8)], COURSE, batch_size=3)
     assert len(completions) == 16 and most <= 3
 
 
@@ -364,6 +366,18 @@ def test_our_own_server_runs_until_it_is_stopped(launch, tmp_path):
     assert f"owner {os.getpid()}" in log and "--dtype auto --seed 0 --max-model-len 2048" in log
 
 
+def test_a_server_that_is_entered_again_ends_with_the_outermost_exit(launch):
+    with launch() as server:
+        process = server._process.pid
+        with pytest.raises(ZeroDivisionError), server as same:
+            assert same is server and server._process.pid == process
+            raise ZeroDivisionError
+        assert is_alive(process) and server.generate(PROMPTS, Sampling())
+    wait_until(lambda: not is_alive(process))
+    with pytest.raises(RuntimeError, match=r"not running; call start\(\)"):
+        server.generate(PROMPTS, Sampling())
+
+
 def test_a_killed_server_is_dead_says_its_last_words_and_starts_again_on_its_port(launch):
     server = launch(port=free_port()).start()
     assert server.generate(PROMPTS, Sampling())  # a connection that is kept
@@ -378,7 +392,7 @@ def test_a_killed_server_is_dead_says_its_last_words_and_starts_again_on_its_por
 
 
 def test_a_port_that_is_taken_is_named(launch, stub, monkeypatch):
-    monkeypatch.setattr(vllm_server, "SECONDS_FOR_A_PORT", 0)
+    monkeypatch.setattr(server_process, "SECONDS_FOR_A_PORT", 0)
     server = launch(port=stub.port)
     with pytest.raises(ValueError, match=f"port: {stub.port} is taken by another program; None takes a free one"):
         server.start()
@@ -407,7 +421,9 @@ def test_a_server_that_takes_too_long_is_ended(launch, monkeypatch):
     started = []
     wait_until_ready = VLLMServer._wait_until_ready
     monkeypatch.setattr(
-        VLLMServer, "_wait_until_ready", lambda self: (started.append(self._process.pid), wait_until_ready(self))
+        VLLMServer,
+        "_wait_until_ready",
+        lambda self, where: (started.append(self._process.pid), wait_until_ready(self, where)),
     )
     with pytest.raises(RuntimeError, match=re.escape("within startup_timeout=3 s")):
         server.start()
@@ -417,7 +433,7 @@ def test_a_server_that_takes_too_long_is_ended(launch, monkeypatch):
 def test_a_server_whose_start_is_interrupted_is_ended(launch, monkeypatch):
     started = []
 
-    def interrupt(client):
+    def interrupt(client, seconds):
         started.append(server._process.pid)
         raise KeyboardInterrupt
 

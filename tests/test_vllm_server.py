@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhelpers import paths
@@ -90,6 +92,12 @@ def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference
         server.sync_policy_weights(policy)
         assert largest_difference(policy, server.generate(PROMPTS, sampling)) < 0.5
 
+        # No other machine reaches it; another process of this one may join it, and reads the same ids.
+        listening = [c.laddr.ip for p in processes for c in p.net_connections("inet") if c.status == "LISTEN"]
+        assert len(listening) > 1 and set(listening) == {"127.0.0.1"}
+        with VLLMServer(str(tied), port=server.port, launch_server=False) as joined:
+            assert joined.generate(PROMPTS, sampling) == server.generate(PROMPTS, sampling)
+
         # What it refuses leaves it as it was.
         with pytest.raises(ValueError, match="prompt 0 has"):
             server.generate_completions([PROMPTS[0] * 40], sampling_params)
@@ -98,6 +106,16 @@ def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference
         assert server.generate_completions(PROMPTS[:3], sampling_params)
         raise ZeroDivisionError  # as in a cell of a notebook
     wait_until_gone(processes, 10)
+
+
+def test_a_model_in_a_pickle_does_not_start(tied, tmp_path):
+    folder = shutil.copytree(tied, tmp_path / "model")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    server = VLLMServer(str(folder), log=tmp_path / "server.log")
+    with pytest.raises(RuntimeError, match=r"server ended with status"):
+        server.start()
+    assert "Cannot find any model weights" in server.log.read_text(encoding="utf-8")
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path):

@@ -87,7 +87,7 @@ def _bench(work: Work, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder:
         files = {name: Path(folder) / name for name in CONTESTANTS}
         first = in_turns({name: partial(_turn, name, work, file) for name, file in files.items()}, 1)
-        differences = compare(*(torch.load(file, mmap=True) for file in files.values()))
+        differences = compare(*(torch.load(file, mmap=True, weights_only=True) for file in files.values()))
         refuse_unless_same(differences, work.dtype)
     more = in_turns({name: partial(_turn, name, work, None) for name in CONTESTANTS}, rounds - 1)
     return summary(work, differences, {name: first[name] + more[name] for name in CONTESTANTS})

@@ -12,6 +12,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 SECONDS_TO_STOP = 15
+SECONDS_FOR_A_PORT = 3  # a server whose owner was killed ends within two
 
 
 class ServerProcess:
@@ -95,6 +96,15 @@ def free_port(host: str = "127.0.0.1") -> int:
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
+
+
+def wait_for_port(host: str, port: int) -> None:
+    """What a process has just left may be busy for a moment.  Raises ValueError naming the port."""
+    deadline = time.monotonic() + SECONDS_FOR_A_PORT
+    while not is_free(host, port):
+        if time.monotonic() > deadline:
+            raise ValueError(f"port: {port} is taken by another program; None takes a free one")
+        time.sleep(0.1)
 
 
 def is_free(host: str, port: int) -> bool:

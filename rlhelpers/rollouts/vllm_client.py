@@ -24,23 +24,28 @@ class VLLMClient:
         # No proxy: it would be asked for 127.0.0.1 too.
         self._http = httpx.Client(base_url=base_url, limits=limits, trust_env=False)
 
-    def is_ready(self) -> bool:
+    def is_ready(self, seconds: float = 5) -> bool:
         """Raises ValueError where something else answers, which will never be."""
         try:
-            response = self._http.get("/health", timeout=5)
+            response = self._http.get("/health", timeout=seconds)
         except httpx.TransportError:
             return False
         if response.status_code == 404:
             raise ValueError(f"port: what answers at {self.base_url} is no vLLM server (it does not know /health)")
         return response.is_success
 
-    def served_models(self) -> dict[str, str | None]:
-        """The names by which they are asked for, and where each comes from."""
+    def served_models(self) -> dict[str, dict[str, Any]]:
+        """What the server says of each, by the name by which it is asked for."""
         try:
             models = self._http.get("/v1/models", timeout=30).raise_for_status().json()["data"]
-            return {model["id"]: model.get("root") for model in models}
+            return {model["id"]: dict(model) for model in models}
         except (httpx.HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"port: what answers at {self.base_url} is no vLLM server ({error})") from error
+
+    def tokenize(self, model: str, text: str) -> list[int]:
+        """The ids that the server's own tokenizer gives a text, none added."""
+        answer = self._post("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}, 30)
+        return answer.get("tokens")
 
     def reset_prefix_cache(self) -> None:
         """Forget all keys and values."""
@@ -68,7 +73,11 @@ class VLLMClient:
     # The four calls of vLLM's weight transfer.
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._post("/init_weight_transfer_engine", {"init_info": init_info}, SECONDS_FOR_WEIGHTS)
+        try:
+            self._post("/init_weight_transfer_engine", {"init_info": init_info}, SECONDS_FOR_WEIGHTS)
+        except (ValueError, EngineDeadError) as error:
+            remedy = "if it still holds the way of an earlier trainer, start the server again"
+            raise EngineDeadError(f"no way for weights to {self.base_url}: {error}; {remedy}") from error
 
     def start_weight_update(self) -> None:
         self._post("/start_weight_update", None, SECONDS_FOR_WEIGHTS)
@@ -87,24 +96,45 @@ class VLLMClient:
         self._http.close()
 
     def _complete_one(self, body: Mapping[str, Any]) -> list[Completion]:
-        choices = sorted(self._post("/v1/completions", body)["choices"], key=lambda choice: choice["index"])
-        if len(choices) != body.get("n", 1):
-            raise RuntimeError(f"the vLLM server gave {len(choices)} samples of a prompt, not n={body.get('n', 1)}")
-        return [
-            as_completion(c["text"], c["token_ids"], c["finish_reason"], c["logprobs"]["token_logprobs"])
-            for c in choices
-        ]
+        answer = self._post("/v1/completions", body, SECONDS_FOR_AN_ANSWER)
+        try:
+            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            if len(choices) != body.get("n", 1):
+                raise RuntimeError(f"the vLLM server gave {len(choices)} samples of a prompt, not n={body.get('n', 1)}")
+            return [_completion(choice, body) for choice in choices]
+        except (KeyError, TypeError) as error:
+            raise RuntimeError(
+                f"the vLLM server gave an answer of another form: {error!r} in {answer!r:.200}"
+            ) from error
 
-    def _post(
-        self, path: str, body: Mapping[str, Any] | None, seconds: float = SECONDS_FOR_AN_ANSWER
-    ) -> dict[str, Any]:
+    def _post(self, path: str, body: Mapping[str, Any] | None, seconds: float = SECONDS_FOR_WEIGHTS) -> dict[str, Any]:
         """The answer.  Raises ValueError for a request that the server refuses, EngineDeadError when it is gone."""
         try:
             response = self._http.post(path, json=body, timeout=httpx.Timeout(seconds, connect=30, pool=None))
+        except httpx.TimeoutException as error:
+            limit = f"{path} was not answered within {seconds} s"
+            raise EngineDeadError(f"the vLLM server hangs: {limit}{self.last_words()}") from error
         except (httpx.TransportError, RuntimeError) as error:  # RuntimeError: this client was closed meanwhile
             raise EngineDeadError(f"the vLLM server does not answer: {error}{self.last_words()}") from error
         if response.status_code in (400, 404, 422):
             raise ValueError(f"the vLLM server refuses what {path} was given: {response.text}")
         if response.is_error:
             raise EngineDeadError(f"the vLLM server failed: {response.text[:500]}{self.last_words()}")
-        return response.json()
+        try:
+            return dict(response.json())
+        except (ValueError, TypeError) as error:
+            raise RuntimeError(f"the vLLM server answered {path} with no JSON object: {response.text[:200]}") from error
+
+
+def _completion(choice: Mapping[str, Any], body: Mapping[str, Any]) -> Completion:
+    """Raises RuntimeError for what would be scored as something else than was sampled."""
+    if choice["token_ids"] is None:
+        raise TypeError("token_ids is None")
+    if choice.get("prompt_token_ids", body["prompt"]) not in (body["prompt"], None):
+        raise RuntimeError("the vLLM server read other token ids than the prompt's; one more in front is a second BOS")
+    stop = choice.get("stop_reason")
+    if body.get("include_stop_str_in_output") and isinstance(stop, str) and not choice["text"].endswith(stop):
+        raise RuntimeError(f"the vLLM server cut the stop string {stop!r}, so that no response can have the format")
+    return as_completion(
+        choice["text"], choice["token_ids"], choice["finish_reason"], choice["logprobs"]["token_logprobs"]
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -140,6 +141,7 @@ class VLLMEngine:
         if device.type == "cuda":
             variables["CUDA_VISIBLE_DEVICES"] = visible_device(device.index or 0)
             torch.cuda.empty_cache()
+        print(f"vLLM starts; it writes to {self.log}", file=sys.stderr, flush=True)
         with environment(variables), output_to(self.log):
             from vllm import LLM
 

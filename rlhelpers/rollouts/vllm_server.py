@@ -13,36 +13,40 @@ import torch
 
 from rlhelpers import paths
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
-from rlhelpers.rollouts.server_process import ServerProcess, free_port, is_free, output_to
+from rlhelpers.rollouts.server_process import ServerProcess, free_port, output_to, wait_for_port
 from rlhelpers.rollouts.vllm_client import REQUESTS_AT_A_TIME, VLLMClient
 from rlhelpers.rollouts.vllm_settings import (
     as_flags,
+    check_address,
     check_sampling_params,
     check_temperature,
     launch_arguments,
-    launch_environment,
     prompt_seed,
+    read_model,
     request_parameters,
-    visible_device,
+    server_environment,
 )
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-SECONDS_FOR_A_PORT = 15
-
+PROBE = "Question: what is 17 + 25?\nAnswer:"
 
 VLLMCompletion = Completion  # the course's name
 
 
 class VLLMServer:
-    """A `RolloutEngine`, and the course's interface; a context manager too.
+    """A `RolloutEngine`, and the course's interface; a context manager too, which may be entered again inside: the
+    outermost exit ends the server.
 
-    `port` None takes a free one.  `gpu`: the server's, where there are GPUs.  `load_format` "dummy" starts with random
-    weights.  `dtype` "auto": vLLM's choice, which is half precision for a float32 model.  `kv_cache_gib` None leaves
-    vLLM `gpu_memory_utilization` of the card.  `launch_server` False joins a server that somebody else has started, and
-    never ends it.  `weight_backend` None: "nccl" between GPUs, "shared_memory" on the CPU.  `temperature`: see
-    `check_temperature`; it binds `generate`, not `generate_completions`.  `log`: what the server prints.
+    `host`: this machine, by "localhost" or "127.0.0.1"; no other can reach the server, to which everybody may give
+    weights.  `port` None takes a free one.  `gpu`: the server's, where there are GPUs.  `load_format`: "auto", which is
+    "safetensors" (pickles are not opened), or "dummy", which starts with random weights.  `dtype` "auto": vLLM's
+    choice, which is half precision for a float32 model.  `kv_cache_gib` None leaves vLLM `gpu_memory_utilization` of
+    the card.  `launch_server` False joins a server that somebody else has started, if it serves this model by the same
+    tokenizer, and keeps to its context where that is shorter; it is never ended.  `startup_timeout` in seconds.
+    `weight_backend` None: "nccl" between GPUs, "shared_memory" on the CPU.  `temperature`: see `check_temperature`; it
+    binds `generate`, not `generate_completions`.  `log`: what the server prints.
     """
 
     def __init__(
@@ -64,43 +68,23 @@ class VLLMServer:
         temperature: float = 1.0,
         log: Path | None = None,
     ):
-        from transformers import AutoConfig, AutoTokenizer
-
-        if not launch_server and port is None:
-            raise ValueError("port: got None; accepted is the port of the server to join")
-        if port is not None and not (isinstance(port, int) and 0 < port < 2**16):
-            raise ValueError(f"port: got {port!r}; accepted is None or a whole number from 1 to 65535")
-        self.model_id, self.host, self.seed = model_id, host, seed
+        check_address(host, port, launch_server)
+        self.model_id, self.host, self.seed = model_id, "127.0.0.1", seed
         self.startup_timeout, self.temperature = startup_timeout, temperature
-        try:
-            self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(model_id)
-            self.context = AutoConfig.from_pretrained(model_id).max_position_embeddings
-        except Exception as error:  # each kind of broken folder has its own kind of error
-            raise ValueError(
-                f"model_id: got {model_id!r}; accepted is a directory with a model and its tokenizer, or a name on the "
-                f"Hugging Face hub ({type(error).__name__}: {str(error).splitlines()[0]})"
-            ) from error
+        self.tokenizer, self.context = read_model(model_id, tokenizer)
         self.log = log or paths.RUNS / "vllm_server.log"
         self._wanted_port, self._launch = port, launch_server
-        self._on_cpu = not torch.cuda.is_available()
-        self.weight_backend = weight_backend or ("shared_memory" if self._on_cpu else "nccl")
-        if self._on_cpu and kv_cache_gib is None:
-            kv_cache_gib = 1.0  # vLLM would take nine tenths of the memory
-        self._arguments = launch_arguments(
-            model_id, dtype, self._on_cpu, self.context, self.weight_backend, kv_cache_gib, temperature, seed
+        on_cpu = not torch.cuda.is_available()
+        self.weight_backend = weight_backend or ("shared_memory" if on_cpu else "nccl")
+        self._arguments = {"gpu_memory_utilization": gpu_memory_utilization} | launch_arguments(
+            model_id, dtype, on_cpu, self.context, self.weight_backend, kv_cache_gib, temperature, seed, load_format
         )
-        self._arguments = {
-            "gpu_memory_utilization": gpu_memory_utilization,
-            "load_format": load_format,
-        } | self._arguments
-        self._environment = {"VLLM_SERVER_DEV_MODE": "1", **launch_environment(self._on_cpu, self.weight_backend)}
-        if not self._on_cpu and gpu is not None:
-            self._environment["CUDA_VISIBLE_DEVICES"] = visible_device(gpu)
+        self._environment = server_environment(on_cpu, self.weight_backend, gpu)
         self.eos_ids = [i for i in [self.tokenizer.eos_token_id] if i is not None]
         self._process: ServerProcess | None = None
         self._client: VLLMClient | None = None
         self._weights = None
-        self._calls = 0
+        self._entered = self._calls = 0
 
     # The server's life.
 
@@ -111,17 +95,18 @@ class VLLMServer:
             return self
         name = self.model_id
         self.port = self._wanted_port or free_port(self.host)
+        where = f"{self.host}:{self.port}"
         if self._launch:
             # Whoever answers to a name that was made up now is our own child.
             name = f"rlhelpers-{uuid.uuid4().hex[:12]}"
-            self._wait_for_port()
+            wait_for_port(self.host, self.port)
             listen = {"host": self.host, "port": self.port, "served_model_name": name}
             command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *as_flags(self._arguments | listen)]
             self._process = ServerProcess(command, self._environment, self.log)
-        self._client = VLLMClient(f"http://{self.host}:{self.port}", self._last_words)
+        self._client = VLLMClient(f"http://{where}", self._last_words)
         try:
-            self._wait_until_ready()
-            self.served_model = self._find(name)
+            self._wait_until_ready(where)
+            self._meet(name)
         except BaseException:
             self.stop()
             raise
@@ -149,36 +134,41 @@ class VLLMServer:
         """It has a device, or cores, of its own."""
 
     def __enter__(self) -> Self:
-        return self.start()
+        self.start()
+        self._entered += 1
+        return self
 
     def __exit__(self, *error) -> None:
-        self.stop()
+        self._entered -= 1
+        if self._entered == 0:
+            self.stop()
 
-    def _wait_for_port(self) -> None:
-        """A port that a process has just left may be busy for a moment."""
-        deadline = time.monotonic() + SECONDS_FOR_A_PORT
-        while not is_free(self.host, self.port):
-            if time.monotonic() > deadline:
-                raise ValueError(f"port: {self.port} is taken by another program; None takes a free one")
-            time.sleep(0.5)
-
-    def _wait_until_ready(self) -> None:
+    def _wait_until_ready(self, where: str) -> None:
+        writes = f"; it writes to {self.log}" if self._launch else ""
+        message = f"Waiting for the vLLM server at {where}, at most {self.startup_timeout} s{writes}"
+        print(message, file=sys.stderr, flush=True)
         deadline = time.monotonic() + self.startup_timeout
-        while not self._client.is_ready():
+        while not self._client.is_ready(seconds=max(0.1, min(5, deadline - time.monotonic()))):
             if self._is_dead():
                 raise RuntimeError(f"the vLLM server ended with status {self._process.exit_status}{self._last_words()}")
             if time.monotonic() > deadline:
-                where, limit = f"{self.host}:{self.port}", f"startup_timeout={self.startup_timeout}"
+                limit = f"startup_timeout={self.startup_timeout}"
                 raise RuntimeError(f"no vLLM server answered at {where} within {limit} s{self._last_words()}")
             time.sleep(0.2)
 
-    def _find(self, name: str) -> str:
-        """What the server calls the model that is expected of it."""
+    def _meet(self, name: str) -> None:
+        """Learn by what name the server is asked for this model, and hold one that was joined to the model's tokenizer
+        and context.  Its weights are the trainer's to compare, once it has given it some."""
         models = self._client.served_models()
-        for served, root in models.items():
-            if name in (served, root):
-                return served
-        raise ValueError(f"port: another server answers at {self.port}; it serves {list(models)}")
+        known = [served for served, model in models.items() if name in (served, model.get("root"))]
+        if not known:
+            raise ValueError(f"port: another server answers at {self.port}; it serves {list(models)}")
+        self.served_model = known[0]
+        if self._launch:
+            return
+        self.context = min(self.context, models[self.served_model].get("max_model_len") or self.context)
+        if self._client.tokenize(self.served_model, PROBE) != self.tokenizer.encode(PROBE, add_special_tokens=False):
+            raise ValueError(f"port: the server at {self.port} serves {known[0]!r} with another tokenizer")
 
     def _last_words(self) -> str:
         return f"\nThe last lines of {self.log}:\n{self._process.tail()}" if self._process is not None else ""
@@ -235,8 +225,9 @@ class VLLMServer:
         """The samples of all prompts in order, a prompt's side by side.
 
         `sampling_params`: names and values of vLLM's completions endpoint (n, temperature, top_p, max_tokens, stop,
-        include_stop_str_in_output, seed, ...).  Each prompt gets a seed of its own, derived from `seed`; without one,
-        from the server's seed and the number of this call.  `batch_size`: prompts under way at a time.
+        include_stop_str_in_output, seed, ...).  The text keeps the stop string unless told otherwise: what cuts it off
+        would never see a response end in </answer>.  Each prompt gets a seed of its own, derived from `seed`; without
+        one, from the server's seed and the number of this call.  `batch_size`: prompts under way at a time.
         """
         check_sampling_params(sampling_params)
         if batch_size is not None and batch_size < 1:
@@ -247,7 +238,7 @@ class VLLMServer:
         self._calls += 1
         seed = request.pop("seed", None)
         seed = f"{self.seed}/{self._calls}" if seed is None else seed
-        request.setdefault("stop_token_ids", self.eos_ids)
+        request = {"stop_token_ids": self.eos_ids, "include_stop_str_in_output": True} | request
         requests = [request | {"seed": prompt_seed(seed, i), "logprobs": 0} for i in range(len(prompts))]
         groups = self._running().complete(self.served_model, prompt_ids, requests, batch_size or REQUESTS_AT_A_TIME)
         return [completion for group in groups for completion in group]

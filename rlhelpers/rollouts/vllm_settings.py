@@ -1,13 +1,48 @@
 """How vLLM is started, and how it is asked: the same for the engine in this process and for the server."""
 
+from __future__ import annotations
+
 import json
 import os
 import random
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rlhelpers.hub import revision
 from rlhelpers.rollouts.engine import Completion, Sampling
 from rlhelpers.rollouts.vllm_plugin import owner_environment
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+LOOPBACK = ("127.0.0.1", "localhost")
+LOAD_FORMATS = {"auto": "safetensors", "safetensors": "safetensors", "dummy": "dummy"}
+
+
+def check_address(host: str, port: int | None, launch_server: bool) -> None:
+    """Raise ValueError for what is no address of a server on this machine alone."""
+    if host not in LOOPBACK:
+        raise ValueError(f"host: got {host!r}; accepted are {' and '.join(LOOPBACK)}, which no other machine reaches")
+    if not launch_server and port is None:
+        raise ValueError("port: got None; accepted is the port of the server to join")
+    if port is not None and not (isinstance(port, int) and 0 < port < 2**16):
+        raise ValueError(f"port: got {port!r}; accepted is None or a whole number from 1 to 65535")
+
+
+def read_model(model_id: str, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[PreTrainedTokenizerBase, int]:
+    """A model's tokenizer, unless it is given, and its context in tokens.  Raises ValueError naming model_id."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    options = {"revision": revision(model_id), "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(model_id, **options)
+        return tokenizer or AutoTokenizer.from_pretrained(model_id, **options), config.max_position_embeddings
+    except Exception as error:  # each kind of broken folder has its own kind of error
+        raise ValueError(
+            f"model_id: got {model_id!r}; accepted is a directory with a model and its tokenizer, or a name on the "
+            f"Hugging Face hub ({type(error).__name__}: {str(error).splitlines()[0]})"
+        ) from error
 
 
 def launch_arguments(
@@ -19,17 +54,22 @@ def launch_arguments(
     kv_cache_gib: float | None,
     temperature: float,
     seed: int,
+    load_format: str = "safetensors",
 ) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`; `as_flags` makes the server's of them.
 
-    `context` in tokens; `kv_cache_gib` None leaves the size of the cache to vLLM; `temperature` is the one that
-    log-probs are wanted at: see `check_temperature`.
+    `context` in tokens; `kv_cache_gib` None leaves the size of the cache to vLLM, on a CPU it is then 1.0;
+    `temperature`: see `check_temperature`.  Raises ValueError for another `load_format` than those in LOAD_FORMATS.
     """
+    if on_cpu and kv_cache_gib is None:
+        kv_cache_gib = 1.0  # vLLM would take nine tenths of the memory
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": dtype,
         "seed": seed,
         "max_model_len": context,
+        **dict.fromkeys(("revision", "tokenizer_revision"), revision(model)),
+        "load_format": _without_pickles(load_format),
         # Nothing but what a request says decides how it is sampled.
         "generation_config": "vllm",
         "logprobs_mode": "raw_logprobs" if temperature == 1 else "processed_logprobs",
@@ -47,14 +87,35 @@ def launch_arguments(
     return arguments
 
 
+def _without_pickles(load_format: str) -> str:
+    """vLLM's other formats open pickles, and so does its own "auto" where a folder has no safetensors."""
+    if load_format not in LOAD_FORMATS:
+        raise ValueError(f"load_format: got {load_format!r}; accepted are {', '.join(LOAD_FORMATS)}")
+    return LOAD_FORMATS[load_format]
+
+
 def launch_environment(on_cpu: bool, weight_backend: str) -> dict[str, str]:
     """Environment variables of vLLM's processes."""
-    environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", **owner_environment()}
+    environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
+    environment |= {**owner_environment(), **loopback_environment()}
     if on_cpu:
         environment |= {"TORCHDYNAMO_DISABLE": "1"}
     if weight_backend == "ipc":  # its handles travel as pickles, between processes of one machine
         environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     return environment
+
+
+def server_environment(on_cpu: bool, weight_backend: str, gpu: int | None) -> dict[str, str]:
+    """The same for a server on this process's GPU `gpu`."""
+    environment = {"VLLM_SERVER_DEV_MODE": "1", **launch_environment(on_cpu, weight_backend)}
+    if not on_cpu and gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = visible_device(gpu)
+    return environment
+
+
+def loopback_environment() -> dict[str, str]:
+    """Gloo and NCCL would meet at the address that this machine's name has, which others may reach."""
+    return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo") if sys.platform == "linux" else {}
 
 
 def as_flags(arguments: Mapping[str, Any]) -> list[str]:

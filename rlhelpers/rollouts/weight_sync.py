@@ -12,7 +12,9 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 
 from rlhelpers.rollouts.bounded import bounded
 from rlhelpers.rollouts.server_process import free_port
+from rlhelpers.rollouts.vllm_inprocess import environment
 from rlhelpers.rollouts.vllm_plugin import register
+from rlhelpers.rollouts.vllm_settings import loopback_environment
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel
@@ -31,11 +33,13 @@ class WeightSync:
         self, backend: str, client: VLLMWeightSyncClient, device: torch.device | str, is_dead: Callable[[], bool]
     ):
         register()
-        self.source, self.device, self.is_dead = PolicyWeights(), torch.device(device), is_dead
+        self.source, self.device, client = PolicyWeights(), torch.device(device), _Client(client)
+        self.is_dead = lambda: client.is_refused() or is_dead()
         info = _init_info(backend)
-        self.trainer = self._bounded(
-            lambda: WeightTransferTrainerFactory.trainer_init(info, client=client, source=self.source)
-        )
+        with environment(loopback_environment()):
+            self.trainer = self._bounded(
+                lambda: WeightTransferTrainerFactory.trainer_init(info, client=client, source=self.source)
+            )
 
     def send(self, policy: PreTrainedModel) -> None:
         """All of the policy's weights; when this returns the engine has them."""
@@ -59,6 +63,30 @@ class WeightSync:
                 return action()
 
         return bounded(on_the_policys_device, SECONDS, self.is_dead)
+
+
+class _Client:
+    """Remembers that the engine refused to open the way: vLLM's trainer asks it in a side thread, and waits minutes for
+    a meeting before it looks at the answer."""
+
+    def __init__(self, client: VLLMWeightSyncClient):
+        self._client, self._refusal = client, None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        try:
+            self._client.init_weight_transfer_engine(init_info)
+        except Exception as error:
+            self._refusal = error
+            raise
+
+    def is_refused(self) -> bool:
+        """False, or raises the refusal."""
+        if self._refusal is not None:
+            raise self._refusal
+        return False
 
 
 class PolicyWeights(WeightSource):

@@ -110,6 +110,7 @@ class RunConfig(BaseModel):
                 'False unless components is "package": a step of your own decides that itself',
             ),
             ("engine_gpu", self.engine_gpu is None or server, 'None unless engine is "vllm-server"'),
+            ("kv_cache_gib", self.engine != "torch" or self.kv_cache_gib == 1, "left at 1.0 for the engine torch"),
             ("sleep_level", self.sleep_level == 0 or self.engine == "vllm", '0 unless engine is "vllm"'),
             ("rollouts_ahead", not self.rollouts_ahead or server, 'False unless engine is "vllm-server"'),
             (

@@ -71,6 +71,8 @@ def _estimator_row(value: Any) -> Any:
     row = ESTIMATORS.get(value) if isinstance(value, str) else value
     if not isinstance(row, Estimator):
         raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
+    if not isinstance(row.name, str) or not row.name:
+        raise ValueError("accepted as its name is a text that is not empty")
     if ESTIMATORS.get(row.name, row) != row:
         raise ValueError(f"the name {row.name!r} belongs to another row of the table; give yours its own")
     return row

@@ -21,10 +21,10 @@ from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.draws import derive_seed, draw_problems
 from rlhelpers.training.evaluation import Sample, evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
-from rlhelpers.training.policy import load_policy, make_optimizer, save_policy
+from rlhelpers.training.policy import choose_device, load_policy, make_optimizer, save_policy
 from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
-from rlhelpers.training.sampler import Sampler, make_engine
+from rlhelpers.training.sampler import Sampler, check_engine, make_engine
 from rlhelpers.training.scores import Scores, mismatch, score_samples, token_ids
 from rlhelpers.training.tracker import Tracker
 
@@ -44,6 +44,7 @@ def train(config: RunConfig) -> Path:
     if config.resume and records.is_complete():
         print(f"{records.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
         return records.folder
+    check_engine(config, torch.device(choose_device(config.device)))  # before what may take minutes to fetch
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
     policy, tokenizer = load_policy(config.model, config.device, config.gradient_checkpointing)
     run = Run(config, task, policy, tokenizer, make_engine(config, policy, tokenizer, records.folder / "engine.log"))

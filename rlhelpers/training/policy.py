@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhelpers import paths
+from rlhelpers.hub import revision
 from rlhelpers.training.atomic import whole_folder
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 def load_policy(
     model: str, device: str = "auto", gradient_checkpointing: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load "tiny", a Hugging Face name, or a directory.  safetensors only; no code from the model's repository.
+    """Load "tiny", a Hugging Face name, or a directory.  safetensors only; no code from the model's repository; of
+    OLMo-2-0425-1B the commit in hub.REVISIONS.
 
     On CUDA: bf16 weights, as the handout has it, and no float32 copies of them (an update far below a weight's own size
     is rounded away; a run says for how many, see `cautions`), with flash-attention 2 where it is installed and torch's
@@ -41,9 +43,10 @@ def load_policy(
     on_gpu = device.startswith("cuda")
     attention = "flash_attention_2" if on_gpu and importlib.util.find_spec("flash_attn") else "sdpa"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision(source), trust_remote_code=False)
         policy, loading = AutoModelForCausalLM.from_pretrained(
             source,
+            revision=revision(source),
             dtype=torch.bfloat16 if on_gpu else torch.float32,
             attn_implementation=attention,
             use_safetensors=True,

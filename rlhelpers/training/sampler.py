@@ -16,6 +16,7 @@ from rlhelpers import paths
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
 from rlhelpers.rollouts import EngineDeadError, Rollout, RolloutEngine, Sampling, TorchEngine
+from rlhelpers.rollouts.inspection import inspect_rollouts
 from rlhelpers.training.config import RunConfig
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -52,13 +53,14 @@ class Sampler:
         self._with_restart(self._sync, lambda: None)  # a restart syncs
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
-        return self._with_restart(lambda: self.engine.generate(prompts, sampling))
+        """What the engine gives.  Raises RuntimeError for what it cannot have sampled, see `inspect_rollouts`."""
+        return self._with_restart(lambda: self._generate(prompts, sampling))
 
     def begin(self, prompts: Sequence[str], sampling: Sampling) -> Callable[[], list[Rollout]]:
         """Sample in the background.  The function that is returned waits for the rollouts; if the engine died over
         them, it samples again, from what the policy is by then."""
-        under_way = self._background.submit(self.engine.generate, prompts, sampling)
-        return lambda: self._with_restart(under_way.result, lambda: self.engine.generate(prompts, sampling))
+        under_way = self._background.submit(self._generate, prompts, sampling)
+        return lambda: self._with_restart(under_way.result, lambda: self._generate(prompts, sampling))
 
     def rest(self) -> None:
         """Sampling is over until the next sync."""
@@ -67,6 +69,11 @@ class Sampler:
     def close(self) -> None:
         self.engine.close()  # which ends what is under way
         self._background.shutdown()
+
+    def _generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
+        rollouts = self.engine.generate(prompts, sampling)
+        inspect_rollouts(rollouts, prompts, sampling, self.policy.get_input_embeddings().num_embeddings)
+        return rollouts
 
     def _sync(self) -> None:
         self.engine.sync_weights(self.policy)
@@ -99,17 +106,11 @@ def make_engine(
 ) -> RolloutEngine:
     """The engine that the configuration names, not started yet.  `log`: what vLLM's processes print.
 
-    Raises ValueError where vLLM is asked for and not installed.
+    Raises ValueError as `check_engine` does.
     """
+    check_engine(config, policy.device)
     if config.engine == "torch":
         return TorchEngine(policy, tokenizer)
-    if importlib.util.find_spec("vllm") is None:
-        raise ValueError(
-            f"engine: got {config.engine!r}, but vLLM is not installed here.  On a CPU, `make vllm` makes .venv-vllm, "
-            "which has it; with a GPU, pip install --editable '.[gpu]'.  The engine torch needs neither"
-        )
-    if config.sleep_level and policy.device.type == "cpu":
-        raise ValueError(f"sleep_level: got {config.sleep_level}; vLLM on a CPU does not sleep, accepted is 0")
     model = str(paths.TINY) if config.model == "tiny" else config.model
     settings = {"kv_cache_gib": config.kv_cache_gib, "temperature": config.temperature, "seed": config.seed}
     if config.engine == "vllm":
@@ -128,6 +129,24 @@ def make_engine(
         log=log,
         **settings,
     )
+
+
+def check_engine(config: RunConfig, device: torch.device) -> None:
+    """Raise ValueError where this machine cannot sample so for a policy on `device`; nothing is loaded for it.
+
+    A configuration alone does not ask: it may be of a run on another machine.
+    """
+    if config.engine == "torch":
+        return
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            f"engine: got {config.engine!r}, but vLLM is not installed here.  On a CPU, `make vllm` makes .venv-vllm, "
+            "which has it; with a GPU, pip install --editable '.[gpu]'.  The engine torch needs neither"
+        )
+    if config.sleep_level and device.type == "cpu":
+        raise ValueError(f"sleep_level: got {config.sleep_level}; vLLM on a CPU does not sleep, accepted is 0")
+    if config.engine == "vllm-server":
+        server_gpu(config.engine_gpu, device, torch.cuda.device_count())
 
 
 def weight_backend(policy_device: torch.device, server_gpu: int | None) -> str:
@@ -159,12 +178,14 @@ def check_in_sync(
 ) -> float:
     """The mean |log-prob of the engine - log-prob of the policy| in nats, over 4 short samples to a fixed prompt.
 
-    Raises NotInSyncError above the limit of the policy's dtype.  Within it, a small update that was missed can hide;
-    the metric `mismatch_mean` of the run shows it as it grows.
+    Raises NotInSyncError above the limit of the policy's dtype, RuntimeError for samples that cannot be.  Within the
+    limit, a small update that was missed can hide; the metric `mismatch_mean` of the run shows it as it grows.
     """
     context = policy.config.max_position_embeddings
     sampling = Sampling(n=4, temperature=temperature, max_tokens=min(16, context // 2), seed=0)
-    [rollout] = engine.generate([PROBE], sampling)
+    rollouts = engine.generate([PROBE], sampling)
+    inspect_rollouts(rollouts, [PROBE], sampling, policy.get_input_embeddings().num_embeddings)
+    [rollout] = rollouts
     outputs = [completion.token_ids for completion in rollout.completions]
     prompts = [rollout.prompt_token_ids] * len(outputs)
     batch = pad_prompts_and_outputs(prompts, outputs, padding_id(tokenizer))

@@ -6,6 +6,7 @@ from textwrap import shorten
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from rlhelpers.hub import download_command
 from rlhelpers.training.config import RunConfig
 from rlhelpers.workbook.finding import Finding, as_table
 from rlhelpers.workbook.fit import examine_disks, examine_memory, wants_gpu
@@ -84,7 +85,7 @@ def _system(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     if config.engine == "torch" or machine.system == "Linux":
         yield Finding("ok", "system", found)
     else:
-        remedy = "set engine=torch sleep_level=0, or use Linux (on Windows: WSL)"
+        remedy = "set engine=torch sleep_level=0 kv_cache_gib=1, or use Linux (on Windows: WSL)"
         yield Finding("problem", "system", f"{found}; vLLM is for Linux only", remedy)
 
 
@@ -138,7 +139,7 @@ def _model(machine: Machine, config: RunConfig) -> Iterator[Finding]:
         found = f"{config.model} is not here, and HF_HUB_OFFLINE forbids its download"
         yield Finding("problem", "model", found, "unset HF_HUB_OFFLINE, or copy a folder here and set model to it")
     else:
-        remedy = f"hf download {config.model} does it before the run"
+        remedy = f"{download_command(config.model)} does it before the run"
         yield Finding("warning", "model", f"{config.model}{size}, is not here and will be downloaded", remedy)
     if model and config.max_tokens >= model.context:
         found = f"max_tokens={config.max_tokens} leaves no room for a prompt in {model.context} tokens"

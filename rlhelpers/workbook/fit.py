@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from rlhelpers.hub import download_command
 from rlhelpers.training.config import RunConfig
 from rlhelpers.workbook.finding import Finding
 from rlhelpers.workbook.machine import Gpu, Machine
@@ -37,7 +38,7 @@ def examine_memory(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     model = machine.architecture
     if model is None:
         if machine.model_error is None:
-            yield Finding("warning", "memory", "not predicted: the model is not here", f"hf download {config.model}")
+            yield Finding("warning", "memory", "not predicted: the model is not here", download_command(config.model))
         return
     on_gpu = wants_gpu(machine, config)
     for demand in predict_memory(config, model, on_gpu, machine.prompt_tokens):

@@ -113,7 +113,7 @@ def _bf16(capability: tuple[int, int], config: RunConfig) -> Finding:
         "problem",
         "bf16",
         f"{found}: vLLM refuses bf16",
-        "use a card of 8.0 or newer, or set engine=torch sleep_level=0",
+        "use a card of 8.0 or newer, or set engine=torch sleep_level=0 kv_cache_gib=1",
     )
 
 

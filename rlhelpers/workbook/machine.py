@@ -20,6 +20,7 @@ from packaging.requirements import Requirement
 from transformers import AutoConfig, AutoTokenizer, Olmo2Config
 
 from rlhelpers import paths
+from rlhelpers.hub import revision
 from rlhelpers.rollouts.server_process import is_free
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import COURSE, RunConfig
@@ -189,11 +190,12 @@ def _look_at_model(config: RunConfig) -> dict:
 
 
 def _read_architecture(source: str) -> Architecture:
-    return Architecture.of(AutoConfig.from_pretrained(source, local_files_only=True, trust_remote_code=False))
+    options = {"revision": revision(source), "local_files_only": True, "trust_remote_code": False}
+    return Architecture.of(AutoConfig.from_pretrained(source, **options))
 
 
 def _is_cached(model: str, file: str) -> bool:
-    return isinstance(try_to_load_from_cache(model, file), str)
+    return isinstance(try_to_load_from_cache(model, file, revision=revision(model)), str)
 
 
 def _look_at_task(config: RunConfig) -> dict:
@@ -204,9 +206,10 @@ def _look_at_task(config: RunConfig) -> dict:
         return {"task_error": str(error)}
     prompt = get_prompt(config.prompt)
     longest = max((prompt(problem.question) for problem in [*task.train, *task.validation]), key=len)
-    source = paths.TINY if config.model == "tiny" else config.model
+    source = str(paths.TINY) if config.model == "tiny" else config.model
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        options = {"revision": revision(source), "local_files_only": True, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(source, **options)
     except Exception:  # not on this machine, or broken, which is the model's finding
         return {"prompt_tokens": len(longest) // 3}  # English has about 4 characters per token
     return {"prompt_tokens": len(tokenizer.encode(longest, add_special_tokens=False))}
