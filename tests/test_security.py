@@ -247,7 +247,7 @@ def test_a_task_is_one_of_the_known_or_a_folder_with_its_files(name, tmp_path, m
 @pytest.mark.parametrize("name", ["../../x", "..", "", "/etc/x", "a/b", "a\0b"])
 def test_what_is_collected_is_named_by_a_folder_of_data_runs(name, roots, capsys):
     """`rlhelpers collect`: nothing is written."""
-    assert cli.main(["collect", name]) == 1
+    assert cli.main(["collect", name]) == 2
     assert capsys.readouterr().err.startswith("rlhelpers: ")
     assert not roots[1].exists()
 
