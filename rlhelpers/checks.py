@@ -25,7 +25,7 @@ def shown(value: object) -> str:
 def check_whole(least: int, **values: int) -> None:
     """Each a whole number of at least `least`."""
     for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        if not is_whole(value) or value < least:
             raise refused(name, value, f"a whole number of at least {least}")
 
 
@@ -35,10 +35,14 @@ def check_positive(name: str, value: float, accepted: str = "a finite number abo
         raise refused(name, value, accepted)
 
 
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def is_number(value: object) -> bool:
     """No whole number beyond 64 bits: torch cannot compute with those."""
     if isinstance(value, Integral):
-        return not isinstance(value, bool) and abs(value) < 2**63
+        return is_whole(value) and abs(value) < 2**63
     return isinstance(value, Real)
 
 
@@ -50,9 +54,10 @@ def check_flag(**values: bool) -> None:
 
 
 def check_text(**values: str) -> None:
+    """Each a text."""
     for name, value in values.items():
         if not isinstance(value, str):
-            raise refused(name, value, "a text")
+            raise ValueError(f"{name}: got {shown(value)}, a {type(value).__name__}; accepted is a text")
 
 
 def check_one_of(accepted: Collection[str], also: str = "", **values: str) -> None:
@@ -64,6 +69,7 @@ def check_one_of(accepted: Collection[str], also: str = "", **values: str) -> No
 
 
 def check_callable(accepted: str = "a function", **values: Any) -> None:
+    """Each something that can be called."""
     for name, value in values.items():
         if not callable(value):
             raise refused(name, value, accepted)

@@ -46,11 +46,17 @@ def check_floats(**tensors: Tensor) -> None:
             raise ValueError(f"{name}: got dtype {tensor.dtype}; accepted is a floating-point dtype")
 
 
-def check_token_ids(vocabulary: int, **tensors: Tensor) -> None:
-    """Raise ValueError unless all are whole numbers, and those on the CPU ids of 0 to `vocabulary` - 1."""
+def check_integers(**tensors: Tensor) -> None:
+    """Raise ValueError unless all are whole numbers."""
     for name, ids in tensors.items():
         if ids.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"{name}: got dtype {ids.dtype}; accepted is torch.int64")
+
+
+def check_token_ids(vocabulary: int, **tensors: Tensor) -> None:
+    """Raise ValueError unless all are whole numbers, and those on the CPU ids of 0 to `vocabulary` - 1."""
+    check_integers(**tensors)
+    for name, ids in tensors.items():
         if ids.device.type != "cpu" or not ids.numel():
             continue
         low, high = (int(end) for end in ids.aminmax())

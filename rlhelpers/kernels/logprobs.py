@@ -11,7 +11,13 @@ from torch import Tensor
 from rlhelpers.caches import can_share, head_is_linear
 from rlhelpers.checks import check_callable, check_flag, check_positive, check_whole
 from rlhelpers.eval_mode import checkpointing_in_eval_mode, eval_mode
-from rlhelpers.kernels.checks import check_readable, check_same_shape, check_token_ids, is_language_model
+from rlhelpers.kernels.checks import (
+    check_integers,
+    check_readable,
+    check_same_shape,
+    check_token_ids,
+    is_language_model,
+)
 from rlhelpers.kernels.shared_prompts import response_states
 from rlhelpers.kernels.vocabulary import log_probs_and_entropy
 
@@ -62,6 +68,7 @@ def _check_rows(model, input_ids: Tensor, labels: Tensor, response_mask: Tensor 
     check_callable("a language model", model=model)
     mask = {} if response_mask is None else {"response_mask": response_mask}
     check_same_shape(input_ids=input_ids, labels=labels, **mask)
+    check_integers(input_ids=input_ids, labels=labels)
     if response_mask is not None:
         response_mask = response_mask.bool()
         labels = torch.where(response_mask, labels, 0)  # the others are not read

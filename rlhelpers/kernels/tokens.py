@@ -83,7 +83,7 @@ def _as_tensors(name: str, rows: Sequence[Sequence[int]]) -> list[Tensor]:
             ids = torch.as_tensor(row) if len(row) else torch.zeros(0, dtype=torch.int64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise refused(where, row, accepted) from error
-        if ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32) or (ids < 0).any():
+        if bool in map(type, row) or ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32) or (ids < 0).any():
             raise refused(where, row, accepted)
         tensors.append(ids.long().cpu())
     return tensors

@@ -34,7 +34,8 @@ def compare(answer: str, truth: str, time_limit: float = TIME_LIMIT) -> str:
 
 
 def check_time_limit(time_limit: float) -> None:
-    if not isinstance(time_limit, int | float) or not 0 < time_limit <= threading.TIMEOUT_MAX:
+    is_number = isinstance(time_limit, int | float) and not isinstance(time_limit, bool)
+    if not is_number or not 0 < time_limit <= threading.TIMEOUT_MAX:
         accepted = f"a positive number of seconds, at most {threading.TIMEOUT_MAX:g}"
         raise ValueError(f"time_limit: got {time_limit!r}; accepted is {accepted}")
 

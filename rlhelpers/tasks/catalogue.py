@@ -4,6 +4,7 @@ import os.path
 from pathlib import Path
 
 from rlhelpers import paths
+from rlhelpers.checks import check_text, check_whole
 from rlhelpers.tasks.gsm8k import load_gsm8k, read_problems
 from rlhelpers.tasks.gym import load_gym
 from rlhelpers.tasks.judging import judge_answer
@@ -14,9 +15,11 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
     """The task called `name`, cut to its first examples.
 
     "tiny": the embedded word problems; "gsm8k"; "gym/<name>": a data set of reasoning-gym; or a folder with
-    `train.jsonl` and `validation.jsonl` in GSM8K's format.  Raises ValueError for an unknown name or when the task
-    has fewer examples than asked for, FileNotFoundError where data must be fetched first.
+    `train.jsonl` and `validation.jsonl` in GSM8K's format.  Raises ValueError for an unknown name, and when fewer
+    than one example is asked for or more than the task has, FileNotFoundError where data must be fetched first.
     """
+    check_text(task=name)
+    check_whole(1, n_train_examples=n_train_examples, n_val_examples=n_val_examples)
     if name.startswith("gym/"):
         return load_gym(name.removeprefix("gym/"), n_train_examples, n_val_examples)
     if name == "gsm8k":

@@ -15,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from rlhelpers.checks import check_one_of
 from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
 from rlhelpers.paths import file_name
 from rlhelpers.tasks.prompts import PROMPTS
@@ -211,8 +212,7 @@ def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> R
     Raises ValueError with one line for each wrong setting: its name, the value, what is accepted; for an unknown
     name, the nearest known ones.
     """
-    if preset not in PRESETS:
-        raise ValueError(f"preset: got {preset!r}; accepted are {', '.join(PRESETS)}")
+    check_one_of(PRESETS, preset=preset)
     if str(quick) not in ("True", "False"):  # papermill passes `-p quick false` as text, which would be true
         raise ValueError(f"quick: got {quick!r}; accepted are True and False")
     given = {name: value for name, value in settings.items() if value is not None}
