@@ -82,16 +82,16 @@ def test_a_group_does_not_see_the_other_groups(batch, other):
 
 def test_group_size_1():
     rewards = torch.tensor([1.0, 0.0, 0.5])
-    for baseline, expected in (("mean", [0.0, 0.0, 0.0]), ("none", [1.0, 0.0, 0.5])):
-        advantages, metadata = compute_group_normalized_rewards(rewards, 1, baseline, advantage_normalizer="none")
-        assert advantages.tolist() == expected
-        assert metadata["reward_std_within_groups"] == 0.0
-    with pytest.raises(ValueError, match=r"group_size: got 1.*std"):
-        compute_group_normalized_rewards(rewards, 1)
+    advantages, metadata = compute_group_normalized_rewards(rewards, 1, "none", advantage_normalizer="none")
+    assert advantages.tolist() == [1.0, 0.0, 0.5]
+    assert metadata["reward_std_within_groups"] == 0.0
+    for row in ({"baseline": "mean", "advantage_normalizer": "none"}, {"baseline": "none"}):
+        with pytest.raises(ValueError, match=r"group_size: got 1.*mean.*std"):
+            compute_group_normalized_rewards(rewards, 1, **row)
 
 
 def test_one_reward_alone_has_finite_statistics():
-    _, metadata = compute_group_normalized_rewards(torch.tensor([1.0]), 1, advantage_normalizer="none")
+    _, metadata = compute_group_normalized_rewards(torch.tensor([1.0]), 1, "none", advantage_normalizer="none")
     assert all(math.isfinite(value) for value in metadata.values())
 
 

@@ -1,7 +1,8 @@
 """Pictures of many runs: every seed thin, the mean thick, its 95 % interval as a band from three seeds on, and the
 number of seeds told, and of those that collapsed or diverged.
 
-Curves are joined by step, and nothing is made up between: mean and band stand at the steps that every seed has.
+Curves are joined by step, and nothing is made up between: mean and band stand at the steps that every seed has, and
+where those end before the longest curve does, or there are none, the picture says so.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -76,7 +77,14 @@ def _seeds(axes: Axes, curves: pd.DataFrame, label: str, colour: str, line: str)
     """One method: `curves` has a column for each seed."""
     for _, curve in curves.items():
         axes.plot(curve.dropna(), color=colour, linewidth=0.7, alpha=0.5, linestyle=line)
-    axes.plot(_of_all(curves).mean(axis=1), color=colour, linewidth=2, linestyle=line, label=label)
+    mean = _of_all(curves).mean(axis=1)
+    axes.plot(mean, color=colour, linewidth=2, linestyle=line, label=label)
+    measured = curves.dropna(how="all")
+    if len(measured) and (mean.empty or mean.index[-1] < measured.index[-1]):
+        seeds = counted(int(curves.notna().any().sum()))
+        text = f"{seeds}, no step in common" if mean.empty else f"all {seeds} to here"
+        place = measured.mean(axis=1) if mean.empty else mean
+        axes.annotate(text, (place.index[-1], place.iloc[-1]), color=colour, fontsize="small", ha="right", va="bottom")
 
 
 def _of_all(curves: pd.DataFrame) -> pd.DataFrame:

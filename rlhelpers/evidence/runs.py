@@ -13,11 +13,19 @@ from rlhelpers.checks import check_kind, check_one_of, check_whole
 def read_metrics(folder: Path) -> pd.DataFrame:
     """metrics.jsonl of a run: one row per step, indexed by `step`; a value that a step does not have is NaN.
 
-    Raises FileNotFoundError when the folder holds no run, ValueError naming a line that is not JSON.
+    Raises FileNotFoundError when the folder holds no run, ValueError naming a line that is not JSON, a step that does
+    not come after the one before, or a file without any.
     """
     check_kind((str, Path), "a run's folder", folder=folder)
-    rows = read_jsonl(Path(folder) / "metrics.jsonl")
-    return pd.DataFrame(rows).set_index("step").astype(float)
+    file = Path(folder) / "metrics.jsonl"
+    metrics = pd.DataFrame(read_jsonl(file))
+    if "step" not in metrics:
+        raise ValueError(f"{file}: it has no step")
+    metrics = metrics.set_index("step").astype(float)
+    late = metrics.index[1:][~(metrics.index[1:] > metrics.index[:-1])]
+    if len(late):
+        raise ValueError(f"{file}: step {late[0]} stands after a step that is not before it")
+    return metrics
 
 
 def seconds_by_part(metrics: pd.DataFrame) -> pd.Series:

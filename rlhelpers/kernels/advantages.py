@@ -30,7 +30,8 @@ def compute_rollout_rewards(
     """Grade every response against its ground truth (handout, section 4.2).
 
     Returns the total rewards, (rollouts,) float32, and metadata: `mean_reward`, `mean_format_reward`,
-    and the format rewards themselves, (rollouts,).  What a ground truth may be is the reward function's to say.
+    and the format rewards themselves, (rollouts,).  Rewards of True and False are 1 and 0.  What a ground truth
+    may be is the reward function's to say.
     Raises ValueError when the lists differ in length, a response is no text, or naming the first response whose reward
     is not a finite number.
     """
@@ -88,14 +89,15 @@ def compute_group_normalized_rewards(
     bit a signal.
 
     Raises ValueError for an unknown name, what is no tensor of real numbers, eps below 0, a reward that is not finite,
-    a number of rewards that is no multiple of the group size, and group size 1 with a std, which it does not have.
+    a number of rewards that is no multiple of the group size, and group size 1 with a std, which it does not have, or
+    with its mean as the baseline, which would leave no advantage to learn from.
     """
     check_eps(advantage_eps)
     grouped = _grouped(raw_rewards, group_size)
     baseline_fn = look_up("baseline", baseline, BASELINES)
     normalizer_fn = look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
-    if normalizer_fn is group_std and group_size == 1:
-        raise ValueError('group_size: got 1; advantage_normalizer "std" needs at least 2')
+    if group_size == 1 and (baseline_fn is group_mean or normalizer_fn is group_std):
+        raise ValueError('group_size: got 1; baseline "mean" and advantage_normalizer "std" need at least 2')
     advantages = grouped - _per_group("baseline", baseline_fn, grouped)
     if normalizer_fn is not None:
         advantages = advantages / (_per_group("advantage_normalizer", normalizer_fn, grouped) + advantage_eps)

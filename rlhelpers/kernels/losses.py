@@ -96,7 +96,9 @@ def sequence_clip(advantages, policy_log_probs, old_log_probs, cliprange, mask):
     """The same with one ratio per response (handout, eq. 62-63; GSPO, arXiv:2507.18071, eq. 5-7).
 
     s = (pi_theta(y | x) / pi_0(y | x))^(1 / len(y)) = exp(mean_t log w_t): the geometric mean over response
-    tokens, computed in log space, where a long product neither over- nor underflows.
+    tokens, computed in log space, where a long product neither over- nor underflows.  The paper's eps, 3e-4, is less
+    than two passes over the same response may differ by in bfloat16: what is clipped on the first step there is
+    rounding, and no drift of the policy.
     """
     log_ratio = _log_ratio(policy_log_probs, old_log_probs, mask)
     length = mask.sum(dim=1, keepdim=True).clamp(min=1)

@@ -77,10 +77,11 @@ def grpo_train_step(
     """Grade, normalise, score, and step once (handout, sections 4.2 and 6).
 
     The batch holds B = groups x group_size rollouts, a group's responses side by side.  Rows whose advantage is
-    exactly zero are taken out before the model sees them.  The others are cut into microbatches, short ones together,
-    of no more tokens than ceil(B / `gradient_accumulation_steps`) of the longest rows; see `pack_rows`.  In each, a
-    prompt is read once for all of its rows.  Sequence normalization still divides by B, so the gradient is that of
-    the whole batch, whatever the cut.
+    exactly zero, and those without a token, are taken out before the model sees them; where none is left, no weight
+    moves, not by momentum or weight decay either.  The others are cut into microbatches, short ones together, of no
+    more tokens than ceil(B / `gradient_accumulation_steps`) of the longest rows; see `pack_rows`.  In each, a prompt is
+    read once for all of its rows.  Sequence normalization still divides by B, so the gradient is that of the whole
+    batch, whatever the cut.
 
     `old_log_probs`: (B, width of the whole batch's labels).  `rollout_token_ids`: what the engine read and sampled,
     scored instead of the re-encoded text.  `temperature`: the one that the responses were sampled with.
@@ -112,7 +113,7 @@ def grpo_train_step(
     per_token = {"old_log_probs": old_log_probs, "token_weights": token_weights}
     batch = _make_batch(rollout_token_ids, advantages, per_token, padding_id(tokenizer))
     check_readable(model, rollout_token_ids=batch["input_ids"], labels=batch["labels"])
-    kept = advantages.nonzero().squeeze(1)
+    kept = ((advantages != 0) & batch["response_mask"].any(dim=1)).nonzero().squeeze(1)
     objective = _Objective(
         importance_reweighting_method,
         cliprange,

@@ -12,6 +12,8 @@ from pydantic import (
     Field,
     PlainSerializer,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -103,6 +105,15 @@ class RunConfig(BaseModel):
         False, description="go on with an unfinished run of this configuration from its last checkpoint"
     )
     tracker: Literal["wandb", "trackio"] | None = None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic would read True as 1."""
+        parts = value if isinstance(value, list | tuple) else [value]
+        if cls.model_fields[info.field_name].annotation is not bool and any(isinstance(part, bool) for part in parts):
+            raise ValueError("accepted is a number or a name")
+        return value
 
     @model_validator(mode="after")
     def _numbers_fit_together(self) -> Self:

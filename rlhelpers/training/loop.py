@@ -17,6 +17,7 @@ from rlhelpers.kernels.tokens import encode
 from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training import components
+from rlhelpers.training.cautions import cautions
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.draws import derive_seed, draw_problems
@@ -110,6 +111,8 @@ class Run:
         """Returns the first step to be done."""
         if self.too_long:
             self.remark(f"{self.too_long} problems exceed the model's context and are left out.")
+        for text in cautions(self.config, self.policy):
+            self.remark(text)
         self.sampler.sync()
         return 0
 

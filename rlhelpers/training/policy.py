@@ -25,8 +25,9 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load "tiny", a Hugging Face name, or a directory.  safetensors only; no code from the model's repository.
 
-    On CUDA: bf16 weights, as the handout has it (an update far below a weight's own size is rounded away), with
-    flash-attention 2 where it is installed and torch's own attention where it is not.
+    On CUDA: bf16 weights, as the handout has it, and no float32 copies of them (an update far below a weight's own size
+    is rounded away; a run says for how many, see `cautions`), with flash-attention 2 where it is installed and torch's
+    own attention where it is not.
     On the CPU: float32.  `gradient_checkpointing`: the backward pass keeps each layer's input and computes the rest
     again.  Raises ValueError when CUDA is asked for and absent, the model cannot be found, or it cannot checkpoint.
     """
