@@ -82,11 +82,11 @@ def test_policy_gradient_against_finite_differences(policy, rewards):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"vocabulary": 1, "steps": 2}, "vocabulary, steps: got 1, 2"),
-        ({"vocabulary": 2, "steps": 0}, "vocabulary, steps: got 2, 0"),
+        ({"vocabulary": 1, "steps": 2}, "vocabulary: got 1"),
+        ({"vocabulary": 2, "steps": 0}, "steps: got 0"),
         ({"vocabulary": 2, "steps": 2, "end_token": 2}, "end_token: got 2; accepted is None or 0 to 1"),
         ({"vocabulary": 2, "steps": 1, "theta": torch.zeros(1, 2)}, "theta: got torch.float32"),
-        ({"vocabulary": 2, "steps": 2, "theta": torch.zeros(1, 2).double()}, r"accepted is float64 .* = \(3, 2\)"),
+        ({"vocabulary": 2, "steps": 2, "theta": torch.zeros(1, 2).double()}, r"accepted is float64 \(3, 2\)"),
         ({"vocabulary": 10, "steps": 7}, r"10\^7 responses; accepted are at most 1,000,000"),
     ],
 )

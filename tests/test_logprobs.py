@@ -139,7 +139,7 @@ def test_a_temperature_that_is_none(temperature):
 @pytest.mark.parametrize(("inputs", "labels"), [((2, 3), (2, 4)), ((3,), (3,))])
 def test_shapes_that_do_not_fit(inputs, labels):
     inputs, labels = torch.zeros(inputs, dtype=torch.long), torch.zeros(labels, dtype=torch.long)
-    with pytest.raises(ValueError, match="input_ids and labels: got shapes"):
+    with pytest.raises(ValueError, match=r"input_ids has \(.*, labels has \(|input_ids has \(3,\)"):
         get_response_log_probs(model_with(torch.zeros(2, 3, 3)), inputs, labels)
 
 

@@ -199,11 +199,11 @@ OLD, MASK = torch.zeros(2, 3), torch.ones(2, 3)
             {"importance_reweighting_method": "ppo"},
             "importance_reweighting_method: got 'ppo'; accepted are none, noclip",
         ),
-        ({"policy_log_probs": torch.zeros(2)}, r"policy_log_probs: got shape \(2,\)"),
+        ({"policy_log_probs": torch.zeros(2)}, r"policy_log_probs has \(2,\)"),
         ({"raw_rewards_or_advantages": torch.ones(3)}, r"raw_rewards_or_advantages: got shape \(3,\)"),
         ({"raw_rewards_or_advantages": torch.ones(2, 3)}, r"raw_rewards_or_advantages: got shape \(2, 3\)"),
-        ({"old_log_probs": torch.zeros(2, 2)}, r"old_log_probs: got shape \(2, 2\), wanted \(2, 3\)"),
-        ({"response_mask": torch.ones(3)}, r"response_mask: got shape \(3,\), wanted \(2, 3\)"),
+        ({"old_log_probs": torch.zeros(2, 2)}, r"policy_log_probs has \(2, 3\), old_log_probs has \(2, 2\)"),
+        ({"response_mask": torch.ones(3)}, r"policy_log_probs has \(2, 3\), response_mask has \(3,\)"),
         ({"importance_reweighting_method": "noclip"}, 'old_log_probs: got None.*"noclip"'),
         ({"importance_reweighting_method": "grpo", "old_log_probs": OLD}, 'cliprange: got None.*"grpo"'),
         ({"importance_reweighting_method": "cispo", "old_log_probs": OLD, "cliprange": 0.0}, "cliprange: got 0.0"),
@@ -258,7 +258,7 @@ def test_a_response_without_tokens_adds_0_and_still_counts():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mask": torch.ones(2, 2)}, r"per_token_policy_gradient_loss and mask: got shapes \(2, 3\) and \(2, 2\)"),
+        ({"mask": torch.ones(2, 2)}, r"per_token_policy_gradient_loss has \(2, 3\), mask has \(2, 2\)"),
         ({"loss_normalization": "token"}, "loss_normalization: got 'token'; accepted are sequence, constant"),
         ({"loss_normalization": "constant"}, "normalization_constant: got None"),
         ({"loss_normalization": "constant", "normalization_constant": 0}, "normalization_constant: got 0"),

@@ -64,7 +64,7 @@ def test_spread_is_what_the_kernel_divides_by(normalizer, size):
 def test_an_unknown_normalizer_is_named():
     with pytest.raises(ValueError, match="normalizer: got 'median'; accepted are none, std, mean"):
         group_weight("median", 4)
-    with pytest.raises(ValueError, match="group_size: got 1; accepted is at least 2"):
+    with pytest.raises(ValueError, match="group_size: got 1; accepted is a whole number of at least 2"):
         group_weight("none", 1)
 
 

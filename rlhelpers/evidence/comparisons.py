@@ -13,6 +13,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rlhelpers.checks import check_one_of, check_same_length, check_texts, check_whole
 from rlhelpers.evidence.failures import FAILURES, Signs, read_all_signs
 from rlhelpers.evidence.figures import COLOURS, METRICS, house_style, not_measured, step_axis
 from rlhelpers.evidence.intervals import counted, t_interval
@@ -26,6 +27,10 @@ MARKERS = {"collapsed": "x", "diverged": "*"}
 def compare_curves(runs: pd.DataFrame, metrics: Sequence[str], by: str, title: str, columns: int = 3) -> Figure:
     """A panel for each metric (keys of METRICS); in it, the runs of each value of `by` in a colour of their own.  The
     curve of a run that collapsed or diverged ends in a mark."""
+    check_same_length(metrics=metrics)
+    check_texts(metrics=metrics)
+    check_one_of(METRICS, **{f"metrics, number {i}": metric for i, metric in enumerate(metrics)})
+    check_whole(1, columns=columns)
     rows = -(-len(metrics) // columns)
     signs = read_all_signs(runs, by)
     with house_style():

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from rlhelpers.evidence.checks import check_runs
 from rlhelpers.evidence.statistics import final_score
 
 LOW = 0.5  # of the best validation of the run: a final reward below it is lost
@@ -76,6 +77,5 @@ def _steps_not_finite(metrics: pd.DataFrame) -> int:
 
 def read_all_signs(runs: pd.DataFrame, by: str) -> dict[tuple, Signs]:
     """The signs of each run by (value of `by`, seed).  runs: as evidence.results.list_runs gives them."""
-    if by not in runs:
-        raise ValueError(f"by: got {by!r}; accepted are {', '.join(map(str, runs))}")
+    check_runs(runs, by)
     return {(getattr(run, by), run.seed): read_signs(run.metrics) for run in runs.itertuples()}

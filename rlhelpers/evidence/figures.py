@@ -14,6 +14,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from rlhelpers import paths
+from rlhelpers.checks import check_kind, check_text, check_whole, refused
+from rlhelpers.evidence.checks import check_table
 from rlhelpers.tasks.grading import REASONS
 from rlhelpers.tasks.judging import RIGHT
 
@@ -44,6 +46,7 @@ def house_style() -> Iterator[None]:
 
 def learning_curves(metrics: pd.DataFrame, title: str) -> Figure:
     """What was learned: reward and format reward on training batches and on validation, against the step."""
+    check_table(metrics=metrics)
     with house_style():
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
         for axes, name, what in ((left, "reward", "reward"), (right, "format_reward", "format reward")):
@@ -74,6 +77,7 @@ DIAGNOSTICS = ("loss", "grad_norm", "token_entropy", "response_length", "signal_
 
 def diagnostics(metrics: pd.DataFrame, title: str) -> Figure:
     """How the training went: one small picture for each diagnostic."""
+    check_table(metrics=metrics)
     with house_style():
         figure, panels = plt.subplots(2, 3, figsize=(10, 5), sharex=True)
         for axes, name in zip(panels.flat, DIAGNOSTICS, strict=True):
@@ -100,6 +104,8 @@ def outcomes(metrics: pd.DataFrame, title: str, most: int = 7) -> Figure:
     (blues), so that the format reward is where the blues begin.  (A box of question_only that is never closed is no
     form, and amber all the same.)  The `most` frequent reasons of the run have a shade each, the others are grey.
     """
+    check_table(metrics=metrics)
+    check_whole(0, most=most)
     parts = [_shares(metrics, prefix) for prefix in ("reason/", "val_reason/")]
     colours = _colours_of_reasons(pd.concat(parts).fillna(0.0), most)
     with house_style():
@@ -151,7 +157,11 @@ def _stacked_bars(axes: Axes, shares: pd.DataFrame, colours: Mapping[str, Any]) 
 
 def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:
     """Write the figure into the run's folder and to the same place under `figures/`; returns both paths."""
+    _check_figure(figure, name)
+    check_kind((str, Path), "a folder below data/runs", run_folder=run_folder)
     run_folder = Path(run_folder).resolve()
+    if not run_folder.is_relative_to(paths.RUNS.resolve()):
+        raise ValueError(f"run_folder: got {str(run_folder)!r}; accepted is a folder below {paths.RUNS}")
     below_figures = paths.FIGURES / run_folder.relative_to(paths.RUNS.resolve())
     files = [folder / f"{name}.png" for folder in (run_folder, below_figures)]
     for file in files:
@@ -162,9 +172,17 @@ def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:
 
 def save_for_writeup(figure: Figure, name: str) -> Path:
     """Write a figure of many runs to `figures/`, where it is committed; returns its path."""
+    _check_figure(figure, name)
     paths.FIGURES.mkdir(parents=True, exist_ok=True)
     figure.savefig(paths.FIGURES / f"{name}.png", dpi=120)
     return paths.FIGURES / f"{name}.png"
+
+
+def _check_figure(figure: Figure, name: str) -> None:
+    check_kind(Figure, "a figure of matplotlib", figure=figure)
+    check_text(name=name)
+    if name in ("", "..") or Path(name).name != name:
+        raise refused("name", name, "the name of a file, without a folder")
 
 
 def _line(axes: Axes, metrics: pd.DataFrame, name: str, label: str, **style) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from rlhelpers.checks import check_whole
+
 # Below this the resampled means are too few and too close together.  With four seeds there are 35 of them, none beyond
 # the extreme seeds, and an interval that says 95 % holds the truth about 80 times in 100.
 FEWEST_TO_RESAMPLE = 30
@@ -42,6 +44,7 @@ class Interval:
 
 
 def counted(n: int, what: str = "seed") -> str:
+    check_whole(0, n=n)
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
@@ -67,6 +70,7 @@ def bootstrap_interval(values, confidence: float = 0.95, of: str = "problem", se
     have no interval.  Raises ValueError as t_interval does.
     """
     values = _some(values, confidence)
+    check_whole(0, seed=seed)
     mean, n = float(values.mean()), len(values)
     if n < FEWEST_TO_RESAMPLE:
         return Interval(mean, np.nan, np.nan, n, of)
@@ -94,7 +98,7 @@ def _some(values, confidence: float) -> np.ndarray:
     if not (isinstance(confidence, float | int) and 0 < confidence < 1):
         raise ValueError(f"confidence: got {confidence!r}; accepted are numbers between 0 and 1, such as 0.95")
     try:
-        values = np.asarray(values, dtype=float)
+        values = np.asarray(values).astype(float, casting="same_kind")  # which does not lose an imaginary part
     except (TypeError, ValueError):
         raise ValueError(f"values: got {values!r}; accepted are numbers") from None
     if values.ndim != 1 or not len(values):

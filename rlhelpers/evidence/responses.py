@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from rlhelpers.checks import check_kind, check_texts, check_whole
+from rlhelpers.evidence.checks import check_table
 from rlhelpers.tasks.grading import Grader, Judge
 from rlhelpers.tasks.judging import judge_answer, read_truth
 from rlhelpers.tasks.prompts import PROMPTS, get_prompt
@@ -41,6 +43,8 @@ def read_responses(path: str | Path, also: Sequence[str] = ()) -> pd.DataFrame:
     `human` (the verdict) and those of `also` are then None.
     Raises FileNotFoundError, or ValueError naming file, line and the accepted fields.
     """
+    check_kind((str, Path), "a file", responses=path)
+    check_texts(also=also)
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"responses: got {str(path)!r}; there is no such file; {_accepted()}")
@@ -97,6 +101,7 @@ def _accepted() -> str:
 def grade_responses(table: pd.DataFrame, judge: Judge = judge_answer) -> pd.DataFrame:
     """The table with five more columns: `reward` (0.0 or 1.0), `category` (one of CATEGORIES), `reason` (one of
     REASONS), `boxes_agree`, and `in_substance` (`probably_right`, whatever the grader says)."""
+    check_table(*REQUIRED, table=table)
     grades = []
     for row in table.itertuples():
         grade = Grader(get_prompt(row.prompt), judge).grade(row.response, row.ground_truth)
@@ -114,12 +119,15 @@ def grade_responses(table: pd.DataFrame, judge: Judge = judge_answer) -> pd.Data
 
 def category_counts(graded: pd.DataFrame) -> pd.DataFrame:
     """Responses per run and prompt (rows) and category (columns, all of CATEGORIES)."""
+    check_table("run", "prompt", "category", graded=graded)
     counts = pd.crosstab([graded.run, graded.prompt], graded.category)
     return counts.reindex(columns=list(CATEGORIES), fill_value=0)
 
 
 def draw_examples(graded: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
     """`count` rows at random, runs and prompts in turn as far as each has any; fewer rows come back all."""
+    check_table("run", "prompt", graded=graded)
+    check_whole(0, count=count, seed=seed)
     shuffled = graded.sample(frac=1, random_state=seed % 2**32)  # numpy takes no larger seed
     turn = shuffled.groupby(["run", "prompt"]).cumcount()
     return shuffled.loc[turn.sort_values(kind="stable").index[:count]]
@@ -131,6 +139,9 @@ def agreement(rule: pd.Series, verdicts: pd.Series) -> dict[str, float]:
     `precision` is the share of the rule's yes that the person confirms, `recall` the share of the person's yes that
     the rule finds; nan where there is no such case.
     """
+    check_kind(pd.Series, "a column of a table", rule=rule, verdicts=verdicts)
+    if not rule.index.equals(verdicts.index):
+        raise ValueError(f"rule, verdicts: got {len(rule)} and {len(verdicts)} rows; accepted are columns of one table")
     judged = verdicts.notna()
     rule, truth = rule[judged].astype(bool), verdicts[judged].astype(bool)
     both = int((rule & truth).sum())

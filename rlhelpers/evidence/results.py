@@ -10,6 +10,8 @@ import pandas as pd
 import yaml
 
 from rlhelpers import paths
+from rlhelpers.checks import check_kind, check_text, check_texts
+from rlhelpers.evidence.checks import check_runs, check_table
 from rlhelpers.evidence.runs import read_metrics
 
 # Settings that say where a run lies, how it was computed and what it left, and nothing about what was computed.
@@ -27,6 +29,7 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
     seed the one in data/runs counts.  A folder that cannot be read is left out with a warning.  Raises
     FileNotFoundError where there is none.
     """
+    check_texts(experiments=experiments)
     found = {}
     for root in (paths.RESULTS,) if committed_only else (paths.RESULTS, paths.RUNS):
         for experiment in experiments:
@@ -75,6 +78,10 @@ def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], except_for: Coll
     `settings`: RunConfig.model_dump(mode="json").  Runs that differ only in bookkeeping are one run done again; the
     last one listed counts, which is one of data/runs where there is one.
     """
+    check_table(runs=runs)
+    check_kind(Mapping, "settings by name, as RunConfig.model_dump gives them", settings=settings)
+    check_kind((list, tuple, set, frozenset), "a list of settings", except_for=except_for)
+    check_texts(except_for=list(except_for))
     if unknown := set(except_for) - set(settings):
         raise ValueError(f"except_for: there is no setting {', '.join(sorted(unknown))}")
     wanted = {"row" if name == "estimator" else name: value for name, value in settings.items()}
@@ -94,8 +101,8 @@ def read_curves(runs: pd.DataFrame, metric: str, by: str) -> pd.DataFrame:
 
     Raises ValueError when two runs would share a column: they differ in something that `by` does not tell.
     """
-    if by not in runs:
-        raise ValueError(f"by: got {by!r}; accepted are {', '.join(map(str, runs))}")
+    check_runs(runs, by)
+    check_text(metric=metric)
     columns = {}
     for run in runs.itertuples():
         column = getattr(run, by), run.seed

@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from rlhelpers.checks import check_kind, check_one_of, check_whole
+
 
 def read_metrics(folder: Path) -> pd.DataFrame:
     """metrics.jsonl of a run: one row per step, indexed by `step`; a value that a step does not have is NaN.
@@ -15,6 +17,7 @@ def read_metrics(folder: Path) -> pd.DataFrame:
     Raises FileNotFoundError when the folder holds no run, ValueError naming a line that is not JSON, a step that does
     not come after the one before, or a file without any.
     """
+    check_kind((str, Path), "a run's folder", folder=folder)
     file = Path(folder) / "metrics.jsonl"
     metrics = pd.DataFrame(read_jsonl(file))
     if "step" not in metrics:
@@ -46,6 +49,7 @@ def seconds_by_part(metrics: pd.DataFrame) -> pd.Series:
 def table_of_times(runs: Mapping[str, Sequence[Path]]) -> pd.DataFrame:
     """A column for each name, of medians over the folders of its runs, in seconds: the parts (see seconds_by_part), the
     `whole run`, and `one step`, which is the median step without validation."""
+    check_kind(Mapping, "folders by name", runs=runs)
     columns = {name: [read_metrics(folder) for folder in folders] for name, folders in runs.items()}
     return pd.DataFrame({name: pd.DataFrame(map(_times, found)).median() for name, found in columns.items()})
 
@@ -57,6 +61,9 @@ def _times(metrics: pd.DataFrame) -> pd.Series:
 
 def read_rollouts(folder: Path, step: int, split: str) -> pd.DataFrame:
     """The responses that a run kept of one step; `split` is "train" or "validation"."""
+    check_kind((str, Path), "a run's folder", folder=folder)
+    check_whole(0, step=step)
+    check_one_of(("train", "validation"), split=split)
     return pd.DataFrame(read_jsonl(Path(folder) / "rollouts" / f"step_{step:05d}_{split}.jsonl"))
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from rlhelpers.checks import check_kind, refused
+from rlhelpers.evidence.checks import check_column, check_table
 from rlhelpers.evidence.intervals import Interval, t_interval
 
 FINAL = 3  # validations that make a run's final score
@@ -14,6 +16,7 @@ ERROR = 0.05  # a verdict may be wrong so often where there is no difference: on
 
 def final_score(curve: pd.Series) -> float:
     """The mean of the last FINAL validations of a run."""
+    check_kind(pd.Series, "a column of read_curves", curve=curve)
     return curve.dropna().tail(FINAL).mean()
 
 
@@ -22,6 +25,9 @@ def final_scores(curves: pd.DataFrame) -> pd.DataFrame:
 
     `curves`: as evidence.results.read_curves gives them.
     """
+    check_table(curves=curves)
+    if curves.columns.nlevels != 2:
+        raise refused("curves", curves, "a table as read_curves gives it, with columns (method, seed)")
     methods = curves.columns.get_level_values(0).unique()
     return curves.apply(final_score).unstack(level=0)[methods]
 
@@ -30,9 +36,8 @@ def paired_differences(finals: pd.DataFrame, method: str, baseline: str) -> pd.S
     """method - baseline of each seed that both have.  A seed gives both the same batches of problems, so that part of
     its luck which is the same for both cancels.  Raises ValueError where they have no seed in common, or one of them
     has no column."""
-    for argument, name in (("method", method), ("baseline", baseline)):
-        if name not in finals:
-            raise ValueError(f"{argument}: got {name!r}; accepted are {', '.join(map(str, finals)) or 'none'}")
+    check_table(finals=finals)
+    check_column(finals, method=method, baseline=baseline)
     differences = (finals[method] - finals[baseline]).dropna()
     if differences.empty:
         raise ValueError(f"{method} and {baseline} have no seed in common")
@@ -72,7 +77,10 @@ def paired_p(finals: pd.DataFrame, method: str, baseline: str) -> float:
 def holm(p_values: Sequence[float]) -> np.ndarray:
     """Holm's adjustment (1979): comparisons whose adjusted p-value is below ERROR are told apart with that error for
     all of them together, whatever they have in common, as two comparisons with one baseline do."""
-    p_values = np.asarray(p_values, dtype=float)
+    try:
+        p_values = np.asarray(p_values, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise refused("p_values", p_values, "(n,), numbers from 0 to 1") from error
     if p_values.ndim != 1 or not ((p_values >= 0) & (p_values <= 1)).all():
         raise ValueError(f"p_values: got {p_values.tolist()}; accepted is (n,), numbers from 0 to 1")
     order = np.argsort(p_values, kind="stable")

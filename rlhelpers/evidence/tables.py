@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from rlhelpers.checks import check_list, refused
 from rlhelpers.evidence.failures import FAILURES, read_all_signs
 from rlhelpers.evidence.intervals import t_interval
 from rlhelpers.evidence.results import read_curves
@@ -39,7 +40,10 @@ def table_of_comparisons(finals: pd.DataFrame, pairs: Sequence[tuple[str, str]])
     Of twenty comparisons without a difference one comes out by chance where each is judged alone; the last two columns
     are for all together, and say of how many.
     """
-    if not pairs:
+    check_list(pairs=pairs)
+    if wrong := [pair for pair in pairs if not isinstance(pair, tuple | list) or len(pair) != 2]:
+        raise refused("pairs", wrong[0], "a list of pairs (method, baseline)")
+    if not len(pairs):
         raise ValueError("pairs: got none; accepted is at least one (method, baseline)")
     adjusted = holm([paired_p(finals, *pair) for pair in pairs])
     together = f"{len(pairs)} at once"

@@ -2,12 +2,21 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from rlhelpers.kernels.checks import check_same_length, is_number
+from rlhelpers.checks import (
+    check_callable,
+    check_one_of,
+    check_same_length,
+    check_texts,
+    check_whole,
+    is_number,
+    refused,
+    shown,
+)
+from rlhelpers.kernels.checks import check_tensors
 
 Baseline = Callable[[Tensor], Tensor]
 """A reader's own baseline or normalizer: grouped rewards (groups, G) -> (groups, 1) or (groups, G)."""
@@ -21,10 +30,14 @@ def compute_rollout_rewards(
     """Grade every response against its ground truth (handout, section 4.2).
 
     Returns the total rewards, (rollouts,) float32, and metadata: `mean_reward`, `mean_format_reward`,
-    and the format rewards themselves, (rollouts,).  Rewards of True and False are 1 and 0.
-    Raises ValueError when the lists differ in length, or names the first response whose reward is not a finite number.
+    and the format rewards themselves, (rollouts,).  Rewards of True and False are 1 and 0.  What a ground truth
+    may be is the reward function's to say.
+    Raises ValueError when the lists differ in length, a response is no text, or naming the first response whose reward
+    is not a finite number.
     """
+    check_callable(reward_fn=reward_fn)
     check_same_length(rollout_responses=rollout_responses, repeated_ground_truths=repeated_ground_truths)
+    check_texts(rollout_responses=rollout_responses)
     grades = [reward_fn(r, truth) for r, truth in zip(rollout_responses, repeated_ground_truths, strict=True)]
     rewards, formats = _column(grades, "reward"), _column(grades, "format_reward")
     return rewards, {
@@ -39,7 +52,7 @@ def _column(grades: Sequence[Mapping[str, float]], part: str) -> Tensor:
     largest = torch.finfo(torch.float32).max
     values = [grade.get(part) if isinstance(grade, Mapping) else grade for grade in grades]
     for i, value in enumerate(values):
-        if not isinstance(value, Real) or not abs(value) <= largest:
+        if not (is_number(value) or isinstance(value, bool)) or not abs(value) <= largest:
             raise ValueError(f"reward_fn: {part} of response {i} is {value!r}; it must be a finite number")
     return torch.tensor([float(value) for value in values], dtype=torch.float32)
 
@@ -75,9 +88,9 @@ def compute_group_normalized_rewards(
     exactly zero: the mean of equal floats may differ from them in the last bit, and dividing by eps would make that
     bit a signal.
 
-    Raises ValueError for an unknown name, eps below 0, a reward that is not finite, a number of rewards that is no
-    multiple of the group size, and group size 1 with a std, which it does not have, or with its mean as the baseline,
-    which would leave no advantage to learn from.
+    Raises ValueError for an unknown name, what is no tensor of real numbers, eps below 0, a reward that is not finite,
+    a number of rewards that is no multiple of the group size, and group size 1 with a std, which it does not have, or
+    with its mean as the baseline, which would leave no advantage to learn from.
     """
     check_eps(advantage_eps)
     grouped = _grouped(raw_rewards, group_size)
@@ -97,16 +110,13 @@ def compute_group_normalized_rewards(
 
 
 def check_eps(advantage_eps: float) -> None:
-    """Raise ValueError unless it is a finite number of at least 0."""
     if not is_number(advantage_eps) or not 0 <= advantage_eps < math.inf:
-        raise ValueError(f"advantage_eps: got {advantage_eps!r}; accepted is a finite number of at least 0")
+        raise refused("advantage_eps", advantage_eps, "a finite number of at least 0")
 
 
 def _grouped(raw_rewards: Tensor, group_size: int) -> Tensor:
-    if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 1:
-        raise ValueError(f"group_size: got {group_size!r}; accepted is a whole number of at least 1")
-    if not isinstance(raw_rewards, Tensor):
-        raise ValueError(f"raw_rewards: got {type(raw_rewards).__name__}; accepted is a tensor, (rollouts,)")
+    check_whole(1, group_size=group_size)
+    check_tensors(raw_rewards=raw_rewards)
     if raw_rewards.ndim != 1 or not len(raw_rewards) or len(raw_rewards) % group_size:
         raise ValueError(
             f"raw_rewards: got shape {tuple(raw_rewards.shape)}; it must be (rollouts,) "
@@ -122,8 +132,7 @@ def look_up(argument: str, choice, table: dict):
     """The function that a name of the table stands for; a function stands for itself."""
     if callable(choice):
         return choice
-    if choice not in table:
-        raise ValueError(f"{argument}: got {choice!r}; accepted are {', '.join(table)} or a function")
+    check_one_of(table, " or a function", **{argument: choice})
     return table[choice]
 
 
@@ -131,8 +140,8 @@ def _per_group(argument: str, function: Baseline, grouped: Tensor) -> Tensor:
     """The function's values, which must not broadcast along the wrong axis."""
     values = function(grouped)
     groups, size = grouped.shape
-    if values.shape not in ((groups, 1), (groups, size)):
-        raise ValueError(f"{argument}: gave shape {tuple(values.shape)}; it must be {(groups, 1)} or {(groups, size)}")
+    if not isinstance(values, Tensor) or values.shape not in ((groups, 1), (groups, size)):
+        raise ValueError(f"{argument}: gave {shown(values)}; it must be a tensor of {(groups, 1)} or {(groups, size)}")
     return values
 
 

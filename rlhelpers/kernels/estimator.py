@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from rlhelpers.checks import check_text
 from rlhelpers.kernels.advantages import BASELINES, NORMALIZERS, Baseline, check_eps, look_up
 from rlhelpers.kernels.losses import Reweighting, check_normalization, check_ratio_cap, check_reweighting
 
@@ -17,8 +18,8 @@ class Estimator:
     1 it would weaken every token on which engine and trainer agree, and is refused.  The step takes the weights and
     not the cap, so it is no step argument.
 
-    Raises ValueError for an unknown name, a cliprange that the reweighting needs and does not have, such a cap, or an
-    eps below 0."""
+    Raises ValueError for an unknown name, eps below 0, a cliprange that the reweighting needs and does not have, or
+    such a cap."""
 
     name: str
     baseline: str | Baseline = "mean"
@@ -30,6 +31,8 @@ class Estimator:
     engine_ratio_cap: float | None = None
 
     def __post_init__(self):
+        check_text(name=self.name)
+        check_eps(self.advantage_eps)
         look_up("baseline", self.baseline, BASELINES)
         look_up("advantage_normalizer", self.advantage_normalizer, NORMALIZERS)
         # Constant and old log-probs are the run's to give, not the row's.

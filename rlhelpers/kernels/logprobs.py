@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from rlhelpers.caches import can_share, head_is_linear
+from rlhelpers.checks import check_callable, check_flag, check_positive, check_whole
 from rlhelpers.eval_mode import checkpointing_in_eval_mode, eval_mode
-from rlhelpers.kernels.checks import check_positive, check_same_shape
+from rlhelpers.kernels.checks import (
+    check_integers,
+    check_readable,
+    check_same_shape,
+    check_token_ids,
+    is_language_model,
+)
 from rlhelpers.kernels.shared_prompts import response_states
 from rlhelpers.kernels.vocabulary import log_probs_and_entropy
 
@@ -43,16 +50,12 @@ def get_response_log_probs(
     a time.  The values are the same up to rounding.  With gradient checkpointing, rows are read whole where there will
     be a gradient: a cache of keys and values cannot be computed twice.  Where logits are no linear map of the last
     hidden state, the mask is not used, and everything is computed.  Raises ValueError when the temperature is not
-    positive or shapes differ.
+    positive, shapes, dtypes or devices do not fit, rows are longer than the model's context, or, on the CPU, a token is
+    none of its vocabulary; on a GPU the log-prob of such a label is nan.
     """
     check_positive("temperature", temperature)
-    if input_ids.ndim != 2 or input_ids.shape != labels.shape:
-        raise ValueError(
-            f"input_ids and labels: got shapes {tuple(input_ids.shape)} and {tuple(labels.shape)}; "
-            "both must be (batch, length)"
-        )
-    if response_mask is not None:
-        check_same_shape(input_ids=input_ids, response_mask=response_mask)
+    check_flag(return_token_entropy=return_token_entropy)
+    response_mask = _check_rows(model, input_ids, labels, response_mask)
     if response_mask is not None and head_is_linear(model):
         return _of_responses(model, input_ids, labels, response_mask, temperature, return_token_entropy)
     with checkpointing_in_eval_mode(model):
@@ -60,10 +63,25 @@ def get_response_log_probs(
     return of_logits(logits, labels, return_token_entropy, temperature=temperature)
 
 
+def _check_rows(model, input_ids: Tensor, labels: Tensor, response_mask: Tensor | None) -> Tensor | None:
+    """Returns the mask as bool."""
+    check_callable("a language model", model=model)
+    mask = {} if response_mask is None else {"response_mask": response_mask}
+    check_same_shape(input_ids=input_ids, labels=labels, **mask)
+    check_integers(input_ids=input_ids, labels=labels)
+    if response_mask is not None:
+        response_mask = response_mask.bool()
+        labels = torch.where(response_mask, labels, 0)  # the others are not read
+    if is_language_model(model):
+        check_readable(model, input_ids=input_ids, labels=labels)
+    return response_mask
+
+
 def of_logits(
     logits: Tensor, labels: Tensor, return_token_entropy: bool = False, *, temperature: float = 1.0
 ) -> dict[str, Tensor]:
     """What get_response_log_probs returns, from logits (..., vocabulary) and labels (...)."""
+    check_token_ids(logits.shape[-1], labels=labels)
     # Half-precision logits are normalised in float32: log-probs are differences of large numbers.
     precision = torch.promote_types(logits.dtype, torch.float32)
     log_distribution = torch.log_softmax(logits.to(precision) / temperature, dim=-1)
@@ -104,8 +122,12 @@ def score_batch(
     """log pi_0 of a whole batch, (batch, length) float32, without gradient and dropout, in microbatches; of its
     responses only, where their mask is given.
 
-    Call it once for each rollout batch, before the first update, with the weights that sampled.
+    Call it once for each rollout batch, before the first update, with the weights that sampled.  Raises ValueError as
+    get_response_log_probs does, and for a microbatch size below 1.
     """
+    check_whole(1, microbatch_size=microbatch_size)
+    check_positive("temperature", temperature)
+    response_mask = _check_rows(model, input_ids, labels, response_mask)
     with eval_mode(model):
         parts = []
         for start in range(0, len(input_ids), microbatch_size):

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rlhelpers.kernels.checks import check_positive, check_same_shape, is_number
+from rlhelpers.checks import check_one_of, check_positive, is_number, refused, shown
+from rlhelpers.kernels.checks import check_floats, check_same_shape, check_tensors
 
 # exp(20) = 4.9e8: no ratio of a useful update is near it, and its square is still finite in float32.
 MAX_LOG_RATIO = 20.0
@@ -34,28 +35,42 @@ def compute_policy_gradient_loss(
     "none": on-policy, -A log pi_theta.  "noclip": -A w.  "grpo": -min(A w, A clip(w, 1-eps, 1+eps)).
     "gspo" and "cispo": see their functions.  A function of the reader's own is taken too (`Reweighting`).
 
-    raw_rewards_or_advantages: (batch,) or (batch, 1); policy_log_probs, old_log_probs, response_mask: (batch, length).
-    old_log_probs are constants: no gradient reaches them, also when they are the very tensor policy_log_probs.
+    raw_rewards_or_advantages: (batch,) or (batch, 1); policy_log_probs, old_log_probs, response_mask: (batch, length),
+    all on one device.  The mask is set where it is not 0.  What is no number stays none.  old_log_probs are constants:
+    no gradient reaches them, also when they are the very tensor policy_log_probs.  A method reads what it needs of
+    old_log_probs and cliprange, and no more.
     Log-ratios are bounded to +-MAX_LOG_RATIO, beyond which they carry no gradient.
 
     Returns the loss, (batch, length), to be masked by aggregate_loss_across_microbatch, and metadata: `clip_fraction`,
     the share of response tokens at which the clip range took the gradient away (cispo: bounded the weight).
 
-    Raises ValueError naming the argument when a method lacks what it needs or shapes do not fit.
+    Raises ValueError naming the argument when a method lacks what it needs, or shapes, dtypes or devices do not fit.
     """
     method = importance_reweighting_method
+    optional = {"old_log_probs": old_log_probs, "response_mask": response_mask}
+    given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    check_tensors(raw_rewards_or_advantages=raw_rewards_or_advantages, policy_log_probs=policy_log_probs, **given)
+    check_same_shape(policy_log_probs=policy_log_probs, **given)
+    check_floats(policy_log_probs=policy_log_probs)
     advantages = _column("raw_rewards_or_advantages", raw_rewards_or_advantages, policy_log_probs)
-    for name, tensor in (("old_log_probs", old_log_probs), ("response_mask", response_mask)):
-        if tensor is not None and tensor.shape != policy_log_probs.shape:
-            raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, wanted {tuple(policy_log_probs.shape)}")
     check_reweighting(method, old_log_probs, cliprange)
     if method == "gspo" and response_mask is None:
         raise ValueError('response_mask: got None; "gspo" needs it to know which tokens make the response')
-    mask = torch.ones_like(policy_log_probs) if response_mask is None else response_mask
+    mask = torch.ones_like(policy_log_probs, dtype=torch.bool) if response_mask is None else response_mask.bool()
     old = None if old_log_probs is None else old_log_probs.detach()
     reweight = method if callable(method) else REWEIGHTINGS[method]
-    loss, clipped = reweight(advantages, policy_log_probs, old, cliprange, mask.bool())
+    loss, clipped = _checked(reweight(advantages, policy_log_probs, old, cliprange, mask), policy_log_probs.shape)
     return loss, {"clip_fraction": masked_mean(clipped.float(), mask)}
+
+
+def _checked(result: tuple[Tensor, Tensor], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """What a method gave; a reader's own may give anything."""
+    is_pair = isinstance(result, tuple) and len(result) == 2
+    if not is_pair or any(not isinstance(part, Tensor) or part.shape != shape for part in result):
+        gave = " and ".join(map(shown, result)) if is_pair else shown(result)
+        wanted = f"a per-token loss and the clipped tokens, both {tuple(shape)}"
+        raise ValueError(f"importance_reweighting_method: gave {gave}; it must be {wanted}")
+    return result
 
 
 def on_policy(advantages, policy_log_probs, old_log_probs, cliprange, mask):
@@ -154,18 +169,15 @@ def aggregate_loss_across_microbatch(
 
     "sequence": the mean over responses of the mean over their tokens; a response without tokens adds 0 and still
     counts as a response.  "constant": the sum over all tokens / normalization_constant (Dr. GRPO), which depends
-    neither on padding nor on how the batch is cut.
+    neither on padding nor on how the batch is cut.  The mask is set where it is not 0.
 
-    Raises ValueError for an unknown name, shapes that differ, or a constant that is missing or not positive.
+    Raises ValueError for an unknown name, shapes or devices that differ, or a constant that is missing or not positive.
     """
     loss = per_token_policy_gradient_loss
-    if loss.ndim != 2 or loss.shape != mask.shape:
-        raise ValueError(
-            f"per_token_policy_gradient_loss and mask: got shapes {tuple(loss.shape)} and {tuple(mask.shape)}; "
-            "both must be (batch, length)"
-        )
+    check_same_shape(per_token_policy_gradient_loss=loss, mask=mask)
     check_normalization(loss_normalization, normalization_constant)
-    row_sums = torch.where(mask.bool(), loss, 0.0).sum(dim=1)
+    mask = mask.bool()
+    row_sums = torch.where(mask, loss, 0.0).sum(dim=1)
     if loss_normalization == "sequence":
         return (row_sums / mask.sum(dim=1).clamp(min=1)).mean()
     return row_sums.sum() / normalization_constant
@@ -173,13 +185,12 @@ def aggregate_loss_across_microbatch(
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """The mean of `values` where `mask` is set; 0 where it is set nowhere."""
-    return torch.where(mask.bool(), values, 0.0).sum() / mask.sum().clamp(min=1)
+    mask = mask.bool()
+    return torch.where(mask, values, 0.0).sum() / mask.sum().clamp(min=1)
 
 
 def _column(name: str, values: Tensor, policy_log_probs: Tensor) -> Tensor:
-    rows = policy_log_probs.shape[0]
-    if policy_log_probs.ndim != 2:
-        raise ValueError(f"policy_log_probs: got shape {tuple(policy_log_probs.shape)}, wanted (batch, length)")
+    rows = len(policy_log_probs)
     if values.shape not in ((rows,), (rows, 1)):
         raise ValueError(f"{name}: got shape {tuple(values.shape)}, wanted ({rows},) or ({rows}, 1)")
     return values.reshape(rows, 1)
@@ -187,11 +198,11 @@ def _column(name: str, values: Tensor, policy_log_probs: Tensor) -> Tensor:
 
 def check_reweighting(method: str | Reweighting, old_log_probs: Tensor | None, cliprange: float | None) -> None:
     """Raise ValueError unless the method is known and has what it needs."""
-    if callable(method) or method == "none":
+    if callable(method):
         return
-    if method not in REWEIGHTINGS:
-        accepted = ", ".join(REWEIGHTINGS)
-        raise ValueError(f"importance_reweighting_method: got {method!r}; accepted are {accepted} or a function")
+    check_one_of(REWEIGHTINGS, " or a function", importance_reweighting_method=method)
+    if method == "none":
+        return
     if old_log_probs is None:
         raise ValueError(f'old_log_probs: got None; importance_reweighting_method "{method}" needs them')
     if method != "noclip":
@@ -200,8 +211,7 @@ def check_reweighting(method: str | Reweighting, old_log_probs: Tensor | None, c
 
 def check_normalization(loss_normalization: str, normalization_constant: float | None) -> None:
     """Raise ValueError unless the normalization is known and has its constant."""
-    if loss_normalization not in ("sequence", "constant"):
-        raise ValueError(f"loss_normalization: got {loss_normalization!r}; accepted are sequence, constant")
+    check_one_of(("sequence", "constant"), loss_normalization=loss_normalization)
     if loss_normalization == "constant":
         accepted = 'a finite number above 0, which "constant" needs'
         check_positive("normalization_constant", normalization_constant, accepted)
@@ -210,4 +220,4 @@ def check_normalization(loss_normalization: str, normalization_constant: float |
 def check_ratio_cap(name: str, cap: float) -> None:
     """Raise ValueError unless tokens on which engine and trainer agree, whose ratio is 1, keep their full weight."""
     if not is_number(cap) or not 1 <= cap < math.inf:
-        raise ValueError(f"{name}: got {cap!r}; accepted is a finite number of at least 1")
+        raise refused(name, cap, "a finite number of at least 1")

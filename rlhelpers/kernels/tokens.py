@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlhelpers.kernels.checks import check_same_length
+from rlhelpers.checks import check_has, check_list, check_same_length, check_text, check_texts, check_whole, refused
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
@@ -16,7 +16,13 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """Token ids of `text` and nothing else: no BOS, no EOS; as the engines read prompts."""
-    return tokenizer.encode(text, add_special_tokens=False)
+    check_text(text=text)
+    return _checked(tokenizer).encode(text, add_special_tokens=False)
+
+
+def _checked(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    check_has("pad_token_id", "a tokenizer of transformers", tokenizer=tokenizer)
+    return tokenizer
 
 
 def tokenize_prompt_and_output(
@@ -35,6 +41,7 @@ def tokenize_prompt_and_output(
     its output would have nothing that predicts it.
     """
     check_same_length(prompt_strs=prompt_strs, output_strs=output_strs)
+    check_texts(prompt_strs=prompt_strs, output_strs=output_strs)
     return pad_prompts_and_outputs(
         [encode(tokenizer, prompt) for prompt in prompt_strs],
         [encode(tokenizer, output) for output in output_strs],
@@ -48,12 +55,15 @@ def pad_prompts_and_outputs(
     """The same three tensors from token ids, such as an engine returns with its samples.
 
     The mask is made of lengths, not of token values, so a real EOS counts even where EOS and PAD share an id.
+    Raises ValueError as tokenize_prompt_and_output does, and where an id is no whole number of at least 0.
     """
     check_same_length(prompt_ids=prompt_ids, output_ids=output_ids)
-    for i, prompt in enumerate(prompt_ids):
+    check_whole(0, pad_id=pad_id)
+    prompts, outputs = _as_tensors("prompt_ids", prompt_ids), _as_tensors("output_ids", output_ids)
+    for i, prompt in enumerate(prompts):
         if not len(prompt):
-            raise ValueError(f"prompt {i} has no token; accepted is at least 1")
-    rows = [torch.tensor([*p, *o], dtype=torch.long) for p, o in zip(prompt_ids, output_ids, strict=True)]
+            raise ValueError(f"prompt_ids: prompt {i} has no token; accepted is at least 1")
+    rows = [torch.cat(pair) for pair in zip(prompts, outputs, strict=True)]
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
     position = torch.arange(tokens.shape[1])
     start = torch.tensor([len(p) for p in prompt_ids])[:, None]
@@ -62,9 +72,26 @@ def pad_prompts_and_outputs(
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "response_mask": is_output[:, 1:]}
 
 
+def _as_tensors(name: str, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """(tokens,) int64 each.  torch itself would cut 1.5 down to 1, and -1 is an id to no model."""
+    accepted = "a list of token ids, whole numbers of at least 0"
+    tensors = []
+    for i, row in enumerate(rows):
+        where = f"{name}, row {i}"
+        check_list(**{where: row})
+        try:
+            ids = torch.as_tensor(row) if len(row) else torch.zeros(0, dtype=torch.int64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise refused(where, row, accepted) from error
+        if bool in map(type, row) or ids.ndim != 1 or ids.dtype not in (torch.int64, torch.int32) or (ids < 0).any():
+            raise refused(where, row, accepted)
+        tensors.append(ids.long().cpu())
+    return tensors
+
+
 def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The id that fills short rows: PAD, else EOS, else 0.  It is never attended to from a real position."""
-    for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+    for token_id in (_checked(tokenizer).pad_token_id, tokenizer.eos_token_id):
         if token_id is not None:
             return token_id
     return 0

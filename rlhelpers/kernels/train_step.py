@@ -11,6 +11,16 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rlhelpers.checks import (
+    check_has,
+    check_list,
+    check_positive,
+    check_same_length,
+    check_texts,
+    check_whole,
+    is_number,
+    refused,
+)
 from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.advantages import (
     Baseline,
@@ -20,7 +30,7 @@ from rlhelpers.kernels.advantages import (
     predicted_signal_fraction,
     signal_fraction,
 )
-from rlhelpers.kernels.checks import check_positive, check_same_length, is_number
+from rlhelpers.kernels.checks import check_readable, check_tensors
 from rlhelpers.kernels.logprobs import get_response_log_probs
 from rlhelpers.kernels.losses import (
     Reweighting,
@@ -89,6 +99,7 @@ def grpo_train_step(
     Stale gradients are dropped first, and none is left.  Raises ValueError naming the argument before any state
     changes.
     """
+    _check_trained(model, tokenizer, optimizer)
     microbatch_size = _check_step(gradient_accumulation_steps, max_grad_norm, repeated_prompts, rollout_responses)
     check_positive("temperature", temperature)
     check_reweighting(importance_reweighting_method, old_log_probs, cliprange)
@@ -101,6 +112,7 @@ def grpo_train_step(
         rollout_token_ids = _encode_all(tokenizer, repeated_prompts, rollout_responses)
     per_token = {"old_log_probs": old_log_probs, "token_weights": token_weights}
     batch = _make_batch(rollout_token_ids, advantages, per_token, padding_id(tokenizer))
+    check_readable(model, rollout_token_ids=batch["input_ids"], labels=batch["labels"])
     kept = ((advantages != 0) & batch["response_mask"].any(dim=1)).nonzero().squeeze(1)
     objective = _Objective(
         importance_reweighting_method,
@@ -198,7 +210,8 @@ def _group_metrics(rewards: Tensor, group_size: int, response_mask: Tensor, kept
 
 
 def _make_batch(token_ids: TokenIds, advantages: Tensor, per_token: dict[str, Tensor | None], pad_id: int) -> dict:
-    if len(token_ids) != len(advantages) or any(len(row) != 2 for row in token_ids):
+    check_list(rollout_token_ids=token_ids)
+    if len(token_ids) != len(advantages) or any(not isinstance(row, Sequence) or len(row) != 2 for row in token_ids):
         raise ValueError(
             f"rollout_token_ids: got {len(token_ids)} rows for {len(advantages)} responses; "
             "accepted is one (prompt ids, response ids) for each response"
@@ -208,6 +221,7 @@ def _make_batch(token_ids: TokenIds, advantages: Tensor, per_token: dict[str, Te
     for name, values in per_token.items():
         if values is None:
             continue
+        check_tensors(**{name: values})
         if values.shape != batch["labels"].shape:
             raise ValueError(f"{name}: got shape {tuple(values.shape)}, wanted {tuple(batch['labels'].shape)}")
         if not values[batch["response_mask"].to(values.device)].isfinite().all():
@@ -220,14 +234,23 @@ def _encode_all(tokenizer, prompts: Sequence[str], responses: Sequence[str]) -> 
     return [(encode(tokenizer, p), encode(tokenizer, r)) for p, r in zip(prompts, responses, strict=True)]
 
 
+def _check_trained(model, tokenizer, optimizer) -> None:
+    check_has("get_input_embeddings", "a language model of transformers", model=model)
+    check_has("pad_token_id", "a tokenizer of transformers", tokenizer=tokenizer)
+    check_has("param_groups", "an optimizer of torch", optimizer=optimizer)
+    own = set(map(id, model.parameters()))
+    if not any(id(weight) in own for group in optimizer.param_groups for weight in group["params"]):
+        raise ValueError("optimizer: it holds none of the model's parameters; accepted is one that holds some")
+
+
 def _check_step(gradient_accumulation_steps, max_grad_norm, prompts, responses) -> int:
     """Check the numbers that no other function checks, and return the microbatch size."""
     steps = gradient_accumulation_steps
     check_same_length(repeated_prompts=prompts, rollout_responses=responses)
-    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= len(responses):
-        raise ValueError(
-            f"gradient_accumulation_steps: got {steps!r}; accepted is a whole number from 1 to the batch size"
-        )
+    check_texts(repeated_prompts=prompts, rollout_responses=responses)
+    check_whole(1, gradient_accumulation_steps=steps)
+    if steps > len(responses):
+        raise refused("gradient_accumulation_steps", steps, f"at most the batch size, {len(responses)}")
     if max_grad_norm is not None and not (is_number(max_grad_norm) and max_grad_norm > 0):
-        raise ValueError(f"max_grad_norm: got {max_grad_norm!r}; accepted is a number above 0, inf, or None")
+        raise refused("max_grad_norm", max_grad_norm, "a number above 0, inf, or None")
     return math.ceil(len(responses) / steps)

@@ -27,7 +27,7 @@ def log_probs_and_entropy(
 
     hidden (tokens, d), weight (vocabulary, d), bias (vocabulary,) or None, labels (tokens,) int64.  Both results are
     (tokens,), float32 or, for float64, float64: half-precision logits are normalised in float32.  The log-probs have
-    gradients to hidden, weight and bias; the entropy has none.
+    gradients to hidden, weight and bias; the entropy has none.  The log-prob of a label that is no word is nan.
     """
     keep = torch.is_grad_enabled() and weight.requires_grad
     return _LogProbs.apply(hidden, weight, bias, labels, temperature, keep)
@@ -38,7 +38,8 @@ class _LogProbs(torch.autograd.Function):
     def forward(context, hidden, weight, bias, labels, temperature, keep):
         precision = torch.promote_types(hidden.dtype, torch.float32)
         top = hidden.new_full((len(hidden),), torch.finfo(precision).min, dtype=precision)
-        total, moment, label_logits = top.new_zeros(3, len(hidden))
+        total, moment = top.new_zeros(2, len(hidden))
+        label_logits = torch.full_like(total, torch.nan)
         room = _make_room(weight) if keep else None
         for words in _chunks(len(hidden), weight):
             logits = _logits(hidden, weight, bias, words)

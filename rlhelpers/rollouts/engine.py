@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from rlhelpers.checks import check_texts, refused
+
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -39,7 +41,7 @@ class Sampling:
         for name, (kind, fits, accepted) in checks.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, kind) or not fits(value):
-                raise ValueError(f"{name}: got {value!r}; accepted is {accepted}")
+                raise refused(name, value, accepted)
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,7 @@ def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_tokens: int, context: int
 ) -> list[list[int]]:
     """The ids that the trainer scores, and so those that every engine reads.  Raises ValueError; see check_context."""
-    if isinstance(prompts, str):
-        raise ValueError(f"prompts: got the text {prompts[:40]!r}; accepted is a list of texts")
+    check_texts(prompts=prompts)
     prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     check_context(prompt_ids, max_tokens, context)
     return prompt_ids

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlhelpers.caches import cache_argument, can_share
+from rlhelpers.checks import check_has, check_kind, check_whole
 from rlhelpers.eval_mode import eval_mode
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
 
@@ -27,16 +28,19 @@ class TorchEngine:
     """A `RolloutEngine` that samples with the policy's own module, on its device.
 
     `max_rows` bounds how many rows are sampled at a time, but those of one prompt stay together; it changes memory and
-    speed, not the samples.
+    speed, not the samples.  Raises ValueError naming an argument that is of another kind.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int = 256):
+        check_has("pad_token_id", "a tokenizer of transformers", tokenizer=tokenizer)
+        check_whole(1, max_rows=max_rows)
         self.tokenizer = tokenizer
         self.max_rows = max_rows
         self.sync_weights(model)
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
         """The policy lives in this process: sampling from it needs no copy."""
+        check_has("generation_config", "a language model of transformers", policy=policy)
         self.model = policy
         self.eos_ids = end_of_text_ids(policy, self.tokenizer)
 
@@ -52,6 +56,7 @@ class TorchEngine:
     @torch.inference_mode()
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
         """See `RolloutEngine.generate`.  Raises ValueError when a prompt and max_tokens exceed the context."""
+        check_kind(Sampling, "a Sampling", sampling=sampling)
         context = self.model.config.max_position_embeddings
         prompt_ids = encode_prompts(self.tokenizer, prompts, sampling.max_tokens, context)
         # One uniform number for each row and token, drawn before anything else: a row's luck depends neither on

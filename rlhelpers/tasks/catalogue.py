@@ -4,6 +4,7 @@ import os.path
 from pathlib import Path
 
 from rlhelpers import paths
+from rlhelpers.checks import check_text, check_whole
 from rlhelpers.tasks.gsm8k import load_gsm8k, read_problems
 from rlhelpers.tasks.gym import check_gym, load_gym
 from rlhelpers.tasks.judging import judge_answer
@@ -17,15 +18,11 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
 
     "tiny": the embedded word problems; "gsm8k"; "gym/<name>": a data set of reasoning-gym; or a folder, of the working
     directory unless its path is absolute, with `train.jsonl` and `validation.jsonl` in GSM8K's format.  Raises
-    ValueError for an unknown name, for a number of examples that is negative or not whole, and when the task has fewer
-    examples than asked for; FileNotFoundError where data must be fetched first.
+    ValueError for an unknown name, and when a number of examples is negative, not whole, or more than the task has;
+    FileNotFoundError where data must be fetched first.
     """
-    counts = {"n_train_examples": n_train_examples, "n_val_examples": n_val_examples}
-    for field, count in counts.items():
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise ValueError(f"{field}: got {count!r}; accepted is a whole number of at least 0")
-    if not isinstance(name, str):
-        raise ValueError(f"task: got {name!r}; accepted is {ACCEPTED}")
+    check_text(task=name)
+    check_whole(0, n_train_examples=n_train_examples, n_val_examples=n_val_examples)
     if name.startswith("gym/"):
         return load_gym(name.removeprefix("gym/"), n_train_examples, n_val_examples)
     if name == "gsm8k":

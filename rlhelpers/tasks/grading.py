@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlhelpers.checks import check_callable, check_kind, check_text
 from rlhelpers.tasks.boxes import CLOSE_TAG, OPEN_TAG, THINK_AND_ANSWER, Boxes
 from rlhelpers.tasks.judging import RIGHT, UNREADABLE, WRONG, judge_answer
 from rlhelpers.tasks.prompts import Prompt, get_prompt
-from rlhelpers.tasks.quantity import check_text, read_quantity, tidy
+from rlhelpers.tasks.quantity import read_quantity, tidy
 
 REASONS = {
     RIGHT: "the box holds the right answer and nothing else",
@@ -71,15 +72,15 @@ class Grader:
     judge: Judge = judge_answer
 
     def __post_init__(self):
-        if not isinstance(self.prompt, Prompt):
-            raise ValueError(f"prompt: got {self.prompt!r}; accepted is a Prompt, such as get_prompt('r1_zero')")
+        check_kind(Prompt, "a Prompt, such as get_prompt('r1_zero')", prompt=self.prompt)
+        check_callable(judge=self.judge)
 
     def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
         return self.grade(response, ground_truth).rewards
 
     def grade(self, response: str, ground_truth: str) -> Grade:
         """Raises ValueError for a ground truth that the judge cannot read, and never for a text as response."""
-        check_text("response", response)
+        check_text(response=response)
         boxes = self.prompt.find_boxes(response)
         answer = boxes.last if boxes.has_format else None
         verdict = self.judge(answer or "", ground_truth)  # in any case: a bad ground truth must not stay unseen

@@ -3,8 +3,9 @@
 import re
 from functools import lru_cache
 
+from rlhelpers.checks import check_text
 from rlhelpers.tasks import algebra
-from rlhelpers.tasks.quantity import MAX_CHARS, check_text, read_quantity, tidy
+from rlhelpers.tasks.quantity import MAX_CHARS, read_quantity, tidy
 
 RIGHT, WRONG, UNREADABLE = "right", "wrong value", algebra.UNREADABLE
 
@@ -33,7 +34,7 @@ def judge_answer(answer: str, ground_truth: str, time_limit: float = algebra.TIM
     truth that cannot be read.
     """
     algebra.check_time_limit(time_limit)
-    check_text("answer", answer)
+    check_text(answer=answer)
     truth = read_truth(ground_truth)
     answer = answer.strip()
     if len(answer) > MAX_CHARS:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlhelpers.checks import check_callable, check_list, check_text
+
 RewardFn = Callable[[str, str], dict[str, float]]
 """(response, ground truth) -> {"format_reward", "answer_reward", "reward"}, each 0.0 or 1.0."""
 
@@ -14,6 +16,9 @@ class Problem:
     question: str
     answer: str
 
+    def __post_init__(self):
+        check_text(question=self.question, answer=self.answer)
+
 
 @dataclass(frozen=True)
 class Task:
@@ -24,3 +29,8 @@ class Task:
     train: list[Problem]
     validation: list[Problem]
     judge: Callable[[str, str], str]
+
+    def __post_init__(self):
+        check_text(name=self.name)
+        check_list(train=self.train, validation=self.validation)
+        check_callable(judge=self.judge)

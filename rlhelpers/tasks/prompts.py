@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlhelpers.checks import check_one_of, check_text
 from rlhelpers.tasks.boxes import Boxes, find_boxes, find_tags
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -27,6 +28,7 @@ class Prompt:
 
     def __call__(self, question: str) -> str:
         """Put the question into the template.  Braces elsewhere, in template or question, are kept as they are."""
+        check_text(question=question)
         return self.template.replace(SLOT, question)
 
 
@@ -48,6 +50,5 @@ PROMPTS = {
 
 def get_prompt(name: str) -> Prompt:
     """The prompt called `name`.  Raises ValueError for an unknown name."""
-    if not isinstance(name, str) or name not in PROMPTS:
-        raise ValueError(f"prompt: got {name!r}; accepted are {', '.join(PROMPTS)}")
+    check_one_of(PROMPTS, prompt=name)
     return PROMPTS[name]

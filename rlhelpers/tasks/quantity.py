@@ -57,12 +57,6 @@ class Quantity:
         return self.value == other.value and (self.unit == other.unit or not self.unit or not other.unit)
 
 
-def check_text(argument: str, value: object) -> None:
-    """Raises ValueError for a response or an answer that is no text, such as a list of them."""
-    if not isinstance(value, str):
-        raise ValueError(f"{argument}: got {str(value)[:80]}, a {type(value).__name__}; accepted is a text")
-
-
 def tidy(text: str) -> str:
     r"""The text without what surrounds an answer and is no part of it: space, `$`, bold, quotes, `\text{}`, a label
     such as `x =`, a final full stop, a stray closing bracket."""

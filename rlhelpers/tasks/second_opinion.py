@@ -7,8 +7,9 @@ number that the response states the right one?
 import re
 from fractions import Fraction
 
+from rlhelpers.checks import check_text
 from rlhelpers.tasks.judging import read_truth
-from rlhelpers.tasks.quantity import MAX_CHARS, check_text, read_quantity
+from rlhelpers.tasks.quantity import MAX_CHARS, read_quantity
 
 _STATED = re.compile(
     r"(?:(?<![\w)])-)?"  # a minus sign, not the one of 5-3
@@ -24,7 +25,7 @@ def probably_right(response: str, ground_truth: str) -> bool:
     It is a rule and errs both ways: a wrong response may end with the right number by chance, a right one with another
     number.  A ground truth that is not a number is beyond it: False.  Raises ValueError for one that cannot be read.
     """
-    check_text("response", response)
+    check_text(response=response)
     truth = read_quantity(read_truth(ground_truth))
     return truth is not None and last_number(own_turn(response)) == truth.value
 

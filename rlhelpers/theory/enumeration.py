@@ -10,12 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from rlhelpers.checks import check_callable, check_kind, check_whole, is_whole, refused
 from rlhelpers.kernels import (
     aggregate_loss_across_microbatch,
     compute_group_normalized_rewards,
     compute_policy_gradient_loss,
 )
+from rlhelpers.kernels.advantages import BASELINES, NORMALIZERS, check_eps, look_up
+from rlhelpers.kernels.checks import check_tensors
 from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.theory.checks import check_doubles, check_groups, check_policies, check_probabilities, check_two
 
 MAX_CASES = 1_000_000
 
@@ -39,17 +43,17 @@ class TabularPolicy:
         theta: Tensor | None = None,
         seed: int = 0,
     ):
-        if vocabulary < 2 or steps < 1:
-            raise ValueError(f"vocabulary, steps: got {vocabulary}, {steps}; accepted are at least 2 and at least 1")
-        if end_token is not None and not 0 <= end_token < vocabulary:
-            raise ValueError(f"end_token: got {end_token}; accepted is None or 0 to {vocabulary - 1}")
+        check_whole(2, vocabulary=vocabulary)
+        check_whole(1, steps=steps)
+        check_whole(0, seed=seed)
+        if end_token is not None and (not is_whole(end_token) or end_token not in range(vocabulary)):
+            raise refused("end_token", end_token, f"None or 0 to {vocabulary - 1}")
+        if vocabulary ** min(steps, 20) > MAX_CASES:  # the power of 10**20 would not come to an end
+            raise ValueError(f"vocabulary, steps: {vocabulary}^{steps} responses; accepted are at most {MAX_CASES:,}")
         shape = ((vocabulary**steps - 1) // (vocabulary - 1), vocabulary)
         if theta is None:
             theta = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        if theta.shape != shape or theta.dtype != torch.float64:
-            raise ValueError(
-                f"theta: got {theta.dtype} {tuple(theta.shape)}; accepted is float64 (prefixes, V) = {shape}"
-            )
+        check_doubles(shape, theta=theta)
         self.theta = theta.detach().clone().requires_grad_()
         self.tokens, self.mask = _all_responses(vocabulary, steps, end_token)
         self._prefix_rows = _prefix_rows(self.tokens, vocabulary)
@@ -82,12 +86,11 @@ class TabularPolicy:
 
     def policy_gradient(self, rewards: Tensor) -> Tensor:
         """The exact grad J = grad sum_y pi(y) r(y), (parameters,) (handout, eq. 11)."""
+        check_doubles((len(self.tokens),), rewards=rewards)
         return self.gradient(self.probabilities() @ rewards)
 
 
 def _all_responses(vocabulary: int, steps: int, end_token: int | None) -> tuple[Tensor, Tensor]:
-    if vocabulary**steps > MAX_CASES:
-        raise ValueError(f"vocabulary, steps: {vocabulary}^{steps} responses; accepted are at most {MAX_CASES:,}")
     tokens = torch.cartesian_prod(*[torch.arange(vocabulary)] * steps).reshape(-1, steps)
     if end_token is None:
         return tokens, torch.ones_like(tokens, dtype=torch.bool)
@@ -118,6 +121,9 @@ class Moments:
 
 def moments(probabilities: Tensor, estimates: Tensor) -> Moments:
     """Exact moments of an estimator that takes the value estimates[c], (cases, parameters), in case c."""
+    check_probabilities(probabilities)
+    check_tensors(estimates=estimates)
+    check_doubles((len(probabilities), *estimates.shape[1:2]), estimates=estimates)
     probabilities = probabilities.detach()
     mean = probabilities @ estimates
     return Moments(mean, (probabilities @ (estimates - mean).square().sum(dim=1)).item())
@@ -129,6 +135,10 @@ def optimal_baseline(probabilities: Tensor, rewards: Tensor, scores: Tensor) -> 
     probabilities, rewards: (N,); scores: (N, parameters).  The total variance of (r - b) score is quadratic in b,
     E[(r - b)^2 |score|^2] - |grad J|^2, and b* is where its derivative vanishes.
     """
+    check_probabilities(probabilities)
+    check_tensors(scores=scores)
+    check_doubles((len(probabilities), *scores.shape[1:2]), scores=scores)
+    check_doubles((len(probabilities),), rewards=rewards)
     weights = probabilities.detach() * scores.square().sum(dim=1)
     return (weights @ rewards / weights.sum()).item()
 
@@ -138,8 +148,10 @@ def all_groups(policy: TabularPolicy, group_size: int) -> tuple[Tensor, Tensor]:
 
     Raises ValueError when there are more than a million.
     """
+    check_policies(policy=policy)
+    check_whole(1, group_size=group_size)
     responses = len(policy.tokens)
-    if responses**group_size > MAX_CASES:
+    if responses ** min(group_size, 20) > MAX_CASES:
         raise ValueError(f"group_size: {responses}^{group_size} groups; accepted are at most {MAX_CASES:,}")
     groups = torch.cartesian_prod(*[torch.arange(responses)] * group_size).reshape(-1, group_size)
     return groups, policy.probabilities().detach()[groups].prod(dim=1)
@@ -152,12 +164,21 @@ def group_estimates(
 
     `advantage` maps the rewards of all groups, (groups, G), to advantages of the same shape.
     """
+    check_policies(policy=policy)
+    check_doubles((len(policy.tokens),), rewards=rewards)
+    check_callable(advantage=advantage)
+    check_groups(groups, len(rewards))
     weights = advantage(rewards[groups])
+    check_doubles(tuple(groups.shape), advantage=weights)
     return torch.einsum("gj,gjd->gd", weights, policy.scores()[groups]) / groups.shape[1]
 
 
 def kernel_advantage(baseline: str, advantage_normalizer: str, eps: float = 1e-6) -> Callable[[Tensor], Tensor]:
     """compute_group_normalized_rewards as an `advantage` of group_estimates."""
+
+    look_up("baseline", baseline, BASELINES)
+    look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
+    check_eps(eps)
 
     def advantage(grouped: Tensor) -> Tensor:
         flat, _ = compute_group_normalized_rewards(
@@ -170,6 +191,9 @@ def kernel_advantage(baseline: str, advantage_normalizer: str, eps: float = 1e-6
 
 def leave_one_out(grouped: Tensor) -> Tensor:
     """r_j minus the mean of the other rewards of its group, (groups, G) -> (groups, G): RLOO (arXiv:2402.14740)."""
+    check_tensors(grouped=grouped)
+    if grouped.ndim != 2 or grouped.shape[1] < 2:
+        raise refused("grouped", grouped, "(groups, G) with G at least 2: alone, there are no others")
     size = grouped.shape[1]
     return grouped - (grouped.sum(dim=1, keepdim=True) - grouped) / (size - 1)
 
@@ -188,6 +212,9 @@ def expected_update(
     by its probability, and one gradient of all groups together is the expectation.
     """
     old = policy if sampled_from is None else sampled_from
+    check_policies(policy=policy, sampled_from=old)
+    check_kind(Estimator, "an Estimator", estimator=estimator)
+    check_doubles((len(policy.tokens),), rewards=rewards)
     groups, chance = all_groups(old, group_size)
     rows = groups.reshape(-1)
     advantages = kernel_advantage(estimator.baseline, estimator.advantage_normalizer, estimator.advantage_eps)(
@@ -208,6 +235,7 @@ def expected_update(
 def surrogate(policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
     """sum over blocks of E[r(y)], a scalar with gradient: y's tokens at the block's positions come from `policy`, all
     others from `old` (handout, eq. 50-51, where every block is one token)."""
+    check_two(policy, old, rewards, blocks)
     new_log_probs, old_log_probs = policy.token_log_probs(), old.token_log_probs().detach()
     values = []
     for block in blocks:
@@ -225,6 +253,7 @@ def block_estimates(
     w_block is the block's importance weight: eq. 48 with a block for each token, 49 with one for the whole response,
     55 with pairs.
     """
+    check_two(policy, old, rewards, blocks)
     scores = policy.token_scores()
     log_ratios = (policy.token_log_probs() - old.token_log_probs()).detach()
     weighted = [log_ratios[:, b].sum(dim=1).exp()[:, None] * scores[:, b].sum(dim=1) for b in map(list, blocks)]

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlhelpers.checks import check_kind, check_whole, is_number, refused
 from rlhelpers.evidence.intervals import EXACT, Interval, t_interval
+from rlhelpers.theory.checks import check_probabilities
 
 # At 95% one interval in twenty misses by chance.  A notebook holds dozens to their promise at once, so it takes a level
 # at which all of them nearly always keep it.
@@ -19,6 +21,11 @@ class DisagreementError(AssertionError):
 
 def draw(probabilities: Tensor, shape: int | tuple[int, ...], seed: int) -> Tensor:
     """Independent draws of 0 to N - 1 with these probabilities, (N,), as int64 of the given shape."""
+    check_probabilities(probabilities)
+    check_whole(0, seed=seed)
+    sizes = shape if isinstance(shape, tuple) else (shape,)
+    for size in sizes:
+        check_whole(0, shape=size)
     chances = probabilities.detach().double().numpy()
     drawn = np.random.default_rng(seed).choice(len(chances), size=shape, p=chances / chances.sum())
     return torch.from_numpy(drawn)
@@ -31,11 +38,11 @@ def mean_interval(samples: Tensor | np.ndarray, level: float = LEVEL) -> Interva
     interval trusts that the samples show the spread they are drawn from; a heavy tail that none of them reached makes
     it too narrow, and nothing in it says so.  Raises ValueError with fewer than 2 samples or a level outside (0, 1).
     """
-    samples = np.asarray(samples, dtype=np.float64)
-    if samples.ndim != 1 or len(samples) < 2:
+    samples = _as_samples(samples)
+    if samples.ndim != 1:
         raise ValueError(f"samples: got shape {samples.shape}; accepted is (n,) with n at least 2")
-    if not 0 < level < 1:
-        raise ValueError(f"level: got {level!r}; accepted is a number between 0 and 1")
+    if not (is_number(level) and 0 < level < 1):
+        raise refused("level", level, "a number between 0 and 1")
     return t_interval(samples, level, of="sample")
 
 
@@ -44,10 +51,22 @@ def variance_interval(samples: Tensor | np.ndarray, level: float = LEVEL) -> Int
 
     The variance is the mean of the squared deviations, and so is the interval; right for large n.
     """
-    samples = np.asarray(samples, dtype=np.float64)
+    samples = _as_samples(samples)
     n = len(samples)
     deviations = np.square(samples - samples.mean(axis=0)).reshape(n, -1).sum(axis=1)
     return mean_interval(deviations * n / (n - 1), level)
+
+
+def _as_samples(samples: Tensor | np.ndarray) -> np.ndarray:
+    try:
+        numbers = np.asarray(samples, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise refused("samples", samples, "numbers") from error
+    if numbers.ndim < 1 or len(numbers) < 2:
+        raise ValueError(f"samples: got shape {numbers.shape}; accepted is (n,) with n at least 2")
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"samples: got {numbers[~np.isfinite(numbers)][0]}; accepted are finite numbers")
+    return numbers
 
 
 def three_ways(name: str, closed: float, enumerated: float, sampled: Interval) -> None:
@@ -56,7 +75,8 @@ def three_ways(name: str, closed: float, enumerated: float, sampled: Interval) -
     Raises DisagreementError, with the same line, when the first two differ by more than 1e-12 (relative to the larger
     of them and 1) or the interval does not cover the closed form.
     """
-    closed, enumerated = float(closed), float(enumerated)
+    check_kind(Interval, "an Interval", sampled=sampled)
+    closed, enumerated = _as_float(closed=closed), _as_float(enumerated=enumerated)
     same = math.isclose(closed, enumerated, rel_tol=EXACT, abs_tol=EXACT)
     inside = sampled.covers(closed)
     line = (
@@ -67,6 +87,15 @@ def three_ways(name: str, closed: float, enumerated: float, sampled: Interval) -
     if not (same and inside):
         raise DisagreementError(line)
     print(line)
+
+
+def _as_float(**values) -> float:
+    """Of anything that is a number, sympy's too."""
+    [(name, value)] = values.items()
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise refused(name, value, "a number") from error
 
 
 def _short(number: float, digits: int = 4) -> str:

@@ -10,17 +10,22 @@ from itertools import product
 import sympy
 from sympy import Expr, Matrix, Symbol
 
+from rlhelpers.checks import check_callable, check_one_of, check_whole, refused
+
 THETA = Symbol("theta", real=True)
 P = Symbol("p", positive=True)  # pi_theta(A = 1), or the chance that a response is right
 B = Symbol("b", real=True)  # a baseline
 K, G = sympy.symbols("k G", positive=True, integer=True)  # right responses in a group, and its size
 
+NORMALIZERS = ("none", "std", "mean")  # of kernels/advantages
 Blocks = Sequence[Sequence[int]]
 """Positions that share one importance weight: [[0], [1]] token by token, [[0, 1]] the whole response."""
 
 
 def bernoulli_score(action: int) -> Expr:
     """d/dtheta log pi_theta(action) for pi_theta(1) = p = sigma(theta), written in p: action - p."""
+    if action not in (0, 1):
+        raise refused("action", action, "0 or 1")
     right = 1 / (1 + sympy.exp(-THETA))
     log_prob = sympy.log(right if action else 1 - right)
     return sympy.simplify(sympy.diff(log_prob, THETA).subs(THETA, sympy.log(P / (1 - P))))
@@ -28,16 +33,20 @@ def bernoulli_score(action: int) -> Expr:
 
 def bernoulli_expectation(f: Callable[[int], Expr]) -> Expr:
     """E[f(A)], the sum over the two actions."""
+    check_callable(f=f)
     return P * f(1) + (1 - P) * f(0)
 
 
 def bernoulli_variance(f: Callable[[int], Expr]) -> Expr:
     """E[f(A)^2] - E[f(A)]^2, factored.  Of one sample; the mean of n independent ones has 1/n of it."""
+    check_callable(f=f)
     return sympy.factor(bernoulli_expectation(lambda a: f(a) ** 2) - bernoulli_expectation(f) ** 2)
 
 
 def binomial_expectation(f: Callable[[int], Expr], group_size: int) -> Expr:
     """E[f(k)] where k of `group_size` independent responses are right, each with chance p."""
+    check_callable(f=f)
+    check_whole(1, group_size=group_size)
     chance = [sympy.binomial(group_size, k) * P**k * (1 - P) ** (group_size - k) for k in range(group_size + 1)]
     return sympy.Add(*[c * f(k) for k, c in enumerate(chance)])
 
@@ -47,14 +56,13 @@ def spread(normalizer: str, k: int | Expr, group_size: int | Expr) -> Expr:
 
     "std" has n - 1 in it, like torch.std.  Raises ValueError for an unknown name.
     """
+    check_one_of(NORMALIZERS, normalizer=normalizer)
     k, group_size = sympy.sympify(k), sympy.sympify(group_size)
     formulas = {
         "none": sympy.Integer(1),
         "std": sympy.sqrt(k * (group_size - k) / (group_size * (group_size - 1))),
         "mean": k / group_size,
     }
-    if normalizer not in formulas:
-        raise ValueError(f"normalizer: got {normalizer!r}; accepted are {', '.join(formulas)}")
     return formulas[normalizer]
 
 
@@ -66,8 +74,8 @@ def group_weight(normalizer: str, group_size: int, eps: float | Expr = 0) -> Exp
     right responses adds k (G - k) / G^2 / (s_k + eps) * grad p / (p (1 - p)).  A group of equal rewards adds exactly
     0, which is why k runs from 1 to G - 1.  Raises ValueError for a group smaller than 2.
     """
-    if group_size < 2:
-        raise ValueError(f"group_size: got {group_size}; accepted is at least 2")
+    check_one_of(NORMALIZERS, normalizer=normalizer)
+    check_whole(2, group_size=group_size)
     divides = eps if normalizer != "none" else 0  # without a normalizer nothing is divided, not even by 1 + eps
     terms = [
         sympy.binomial(group_size, k)
@@ -91,6 +99,7 @@ class SoftmaxPolicy:
     the derivative to logit_i is u_i d/du_i."""
 
     def __init__(self, responses: int):
+        check_whole(2, responses=responses)
         self.responses = range(responses)
         self.weights = sympy.symbols(f"u1:{responses + 1}", positive=True)
         self.rewards = sympy.symbols(f"r1:{responses + 1}", real=True)
@@ -123,6 +132,9 @@ class TokenTree:
     """
 
     length: int
+
+    def __post_init__(self):
+        check_whole(1, length=self.length)
 
     @property
     def responses(self) -> list[tuple[int, ...]]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhelpers.checks import check_list, check_one_of, shown
 from rlhelpers.kernels import grpo_train_step
 from rlhelpers.training.atomic import write_atomically
 
@@ -29,6 +30,7 @@ def load_train_step(components: str, with_token_weights: bool = False) -> Callab
     `with_token_weights`: the loop will give it token_weights, which the step of notebook 03 does not know.
     Raises ValueError naming `components` when that file is missing, cannot be run, or holds no such function.
     """
+    check_one_of(("package", "mine"), components=components)
     if components == "package":
         return grpo_train_step
     file = Path(FILE)
@@ -83,6 +85,10 @@ def save_components(functions: Sequence[Callable]) -> list[str]:
     Returns the names of those that are stubs; if there are any, nothing is written.  Raises ValueError naming what
     cannot be written down so, before the file is touched.
     """
+    check_list(functions=functions)
+    for i, function in enumerate(functions):
+        if not inspect.isfunction(function):
+            raise ValueError(f"functions: number {i} is {shown(function)}; accepted are functions of a notebook")
     if stubs := [f.__name__ for f in functions if "raise NotImplementedError" in inspect.getsource(f)]:
         return stubs
     sources: dict[str, str] = {}

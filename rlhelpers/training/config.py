@@ -4,6 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from rlhelpers.checks import check_one_of
 from rlhelpers.kernels.estimator import ESTIMATORS
 from rlhelpers.paths import file_name
 from rlhelpers.tasks.prompts import PROMPTS
@@ -199,8 +200,7 @@ def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> R
     Raises ValueError with one line for each wrong setting: its name, the value, what is accepted; for an unknown
     name, the nearest known ones.
     """
-    if not isinstance(preset, str) or preset not in PRESETS:
-        raise ValueError(f"preset: got {preset!r}; accepted are {', '.join(PRESETS)}")
+    check_one_of(PRESETS, preset=preset)
     try:
         is_quick = read_switch(quick)
     except ValueError as error:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from rlhelpers.checks import check_has, check_kind, check_list, refused
 from rlhelpers.rollouts import Completion, Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Grader, Problem
 from rlhelpers.tasks.grading import REASONS
@@ -15,7 +16,15 @@ Sample = tuple[Problem, Rollout, Completion]
 def evaluate(
     engine: RolloutEngine, problems: Sequence[Problem], grader: Grader, sampling: Sampling
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Sample and grade every problem.  Returns the metrics, named `val_...`, and one row for each response."""
+    """Sample and grade every problem.  Returns the metrics, named `val_...`, and one row for each response.
+
+    Raises ValueError where there is no problem, or an argument is of another kind."""
+    check_list(problems=problems)
+    if not len(problems) or not all(isinstance(problem, Problem) for problem in problems):
+        raise refused("problems", problems, "a list of at least one Problem")
+    check_kind(Grader, "a Grader", grader=grader)
+    check_kind(Sampling, "a Sampling", sampling=sampling)
+    check_has("generate", "a RolloutEngine", engine=engine)
     prompts = [grader.prompt(problem.question) for problem in problems]
     samples = flatten(problems, engine.generate(prompts, sampling))
     rows = rows_to_read(samples, grader)

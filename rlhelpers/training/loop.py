@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rlhelpers import paths
+from rlhelpers.checks import check_kind
 from rlhelpers.kernels.advantages import reward_statistics
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
@@ -40,6 +41,7 @@ def train(config: RunConfig) -> Path:
     the engine torch, metrics (but for seconds) and weights are then those of a run in one piece, bit for bit, if code,
     versions and number of threads are; vLLM and CUDA do not repeat their own sums so exactly.
     """
+    check_kind(RunConfig, "a RunConfig, as make_config gives it", config=config)
     records = RunRecords(config)
     if config.resume and records.is_complete():
         print(f"{records.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhelpers import paths
+from rlhelpers.checks import check_flag, check_text
 from rlhelpers.hub import revision
 from rlhelpers.training.atomic import whole_folder
 
@@ -35,6 +36,8 @@ def load_policy(
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
+    check_text(model=model)
+    check_flag(gradient_checkpointing=gradient_checkpointing)
     device = choose_device(device)
     logging.disable_progress_bar()  # bars of a fraction of a second, which fill the logs of a run
     source = str(paths.TINY) if model == "tiny" else model
@@ -87,7 +90,7 @@ def save_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fol
 
 def choose_device(device: str) -> str:
     """ "auto" is cuda where there is one, and else cpu.  Raises ValueError for what is none of auto, cpu and cuda."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+    if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise ValueError(f"device: got {device!r}; accepted are auto, cpu, cuda and cuda:<number>")
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"

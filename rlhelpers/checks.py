@@ -1,0 +1,115 @@
+"""Checks of arguments: an error names the argument, the value, and what is accepted.
+
+All raise ValueError, for a value of a wrong kind too.  True and False are no numbers; numpy's numbers are numbers.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence, Set
+from numbers import Integral, Real
+from typing import Any
+
+
+def refused(name: str, value: object, accepted: str) -> ValueError:
+    """The error for one argument."""
+    return ValueError(f"{name}: got {shown(value)}; accepted is {accepted}")
+
+
+def shown(value: object) -> str:
+    """A value on one line: short ones whole, long ones by their beginning and type, arrays and tables by shape."""
+    if getattr(value, "shape", ()):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)}"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 80 else f"{text[:80]}..., a {type(value).__name__}"
+
+
+def check_whole(least: int, **values: int) -> None:
+    """Each a whole number of at least `least`."""
+    for name, value in values.items():
+        if not is_whole(value) or value < least:
+            raise refused(name, value, f"a whole number of at least {least}")
+
+
+def check_positive(name: str, value: float, accepted: str = "a finite number above 0") -> None:
+    """A finite number above 0."""
+    if not is_number(value) or not 0 < value < math.inf:
+        raise refused(name, value, accepted)
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """No whole number beyond 64 bits: torch cannot compute with those."""
+    if isinstance(value, Integral):
+        return is_whole(value) and abs(value) < 2**63
+    return isinstance(value, Real)
+
+
+def check_flag(**values: bool) -> None:
+    """Each True or False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise refused(name, value, "True or False")
+
+
+def check_text(**values: str) -> None:
+    """Each a text."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{name}: got {shown(value)}, a {type(value).__name__}; accepted is a text")
+
+
+def check_one_of(accepted: Collection[str], also: str = "", **values: str) -> None:
+    """Each one of these texts.  `also`: what else the caller takes, and has looked for."""
+    for name, value in values.items():
+        if not isinstance(value, str) or value not in accepted:
+            names = ", ".join(map(str, accepted)) or "none"
+            raise ValueError(f"{name}: got {shown(value)}; accepted are {names}{also}")
+
+
+def check_callable(accepted: str = "a function", **values: Any) -> None:
+    """Each something that can be called."""
+    for name, value in values.items():
+        if not callable(value):
+            raise refused(name, value, accepted)
+
+
+def check_kind(kind: type | tuple[type, ...], accepted: str, **values: Any) -> None:
+    """Each an object of this class."""
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise refused(name, value, accepted)
+
+
+def check_has(attribute: str, accepted: str, **values: Any) -> None:
+    """Each an object with this attribute: models and tokenizers have no class of their own that is quickly imported."""
+    for name, value in values.items():
+        if not hasattr(value, attribute):
+            raise refused(name, value, accepted)
+
+
+def check_list(**lists: Sequence) -> None:
+    """Each something with a length and an order; a text is none, though Python thinks so."""
+    for name, values in lists.items():
+        is_none = isinstance(values, str | bytes | Mapping | Set) or getattr(values, "shape", None) == ()
+        if is_none or not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
+            raise refused(name, values, "a list")
+
+
+def check_texts(**lists: Sequence[str]) -> None:
+    """Each a list of texts."""
+    check_list(**lists)
+    for name, values in lists.items():
+        for i, value in enumerate(values):
+            if not isinstance(value, str):
+                raise ValueError(f"{name}: number {i} is {shown(value)}; accepted is a list of texts")
+
+
+def check_same_length(**lists: Sequence) -> None:
+    """Lists of one common length, at least 1."""
+    check_list(**lists)
+    lengths = {name: len(values) for name, values in lists.items()}
+    if len(set(lengths.values())) != 1 or 0 in lengths.values():
+        found = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        raise ValueError(f"{found}; all must have the same length, at least 1")
