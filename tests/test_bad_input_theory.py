@@ -109,7 +109,7 @@ ROWS = [
     Row("expected_update", "policy", SOMETHING_ELSE),
     Row("expected_update", "rewards", NO_REWARDS),
     Row("expected_update", "group_size", [*NOT_WHOLE, 0]),
-    Row("expected_update", "group_size", [1], '"std" needs at least 2'),
+    Row("expected_update", "group_size", [1], '"std" need'),
     Row("expected_update", "estimator", SOMETHING_ELSE),
     Row("expected_update", "sampled_from", SOMETHING_ELSE[1:]),
     Row("expected_update", "sampled_from", [OTHER], "policy, sampled_from: their responses are not the same ones"),
