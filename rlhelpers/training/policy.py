@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhelpers import paths
-from rlhelpers.training.atomic import whole_folder
+from rlhelpers.atomic import whole_folder
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
