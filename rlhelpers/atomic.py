@@ -62,14 +62,13 @@ def whole_folder(folder: Path) -> Iterator[Path]:
 
 def append(path: Path, text: str) -> None:
     """Add to the end of a file, which after an error is as it was before.  Raises NotWrittenError."""
-    size = path.stat().st_size if path.exists() else 0
+    size = path.stat().st_size if path.exists() else None
     with _naming(path):
         try:
             with open(path, "a", encoding="utf-8") as file:
                 file.write(text)
         except BaseException:
-            if path.exists():
-                os.truncate(path, size)
+            path.unlink(missing_ok=True) if size is None else os.truncate(path, size)
             raise
 
 

@@ -2,6 +2,7 @@
 every step stands in the log once."""
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -50,7 +51,7 @@ def bench_long(steps: int = STEPS, **settings: Any) -> dict[str, Any]:
     found, settings = conditions(), SETTINGS | {"num_rollout_steps": steps} | settings
     config = make_config(**settings)
     log = paths.RUNS / config.experiment / config.variant / f"seed={config.seed}" / "metrics.jsonl"
-    log.unlink(missing_ok=True)  # of an earlier one, whose lines are not to be taken for this one's
+    shutil.rmtree(log.parent, ignore_errors=True)  # an earlier one, whose lines are not to be taken for this one's
     started = time.perf_counter()
     arguments = [sys.executable, "-c", PROGRAM, str(paths.RUNS), json.dumps(settings)]
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)

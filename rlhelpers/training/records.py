@@ -90,6 +90,7 @@ class RunRecords:
                 "or variant, or wait for it"
             ) from None
         try:
+            write_atomically(_writer_file(self.folder), f"process {os.getpid()} on {socket.gethostname()}")
             if self.config.resume:
                 self.checkpoint = self._find_checkpoint()
             if self.checkpoint is None:
@@ -102,7 +103,6 @@ class RunRecords:
         return self
 
     def __exit__(self, kind, error, traceback) -> None:
-        self.about.pop("writer", None)
         try:
             if error is None:
                 self._write_about(status="complete", finished=_now())
@@ -112,6 +112,7 @@ class RunRecords:
                 with suppress(NotWrittenError):  # on a full disk it stays "running", which without a lock is "killed"
                     self._write_about(status=status, finished=_now(), error=f"{kind.__name__}: {error}")
         finally:
+            _writer_file(self.folder).unlink(missing_ok=True)
             self._lock.release()
 
     def is_complete(self) -> bool:
@@ -134,7 +135,7 @@ class RunRecords:
         (self.folder / "rollouts").mkdir(parents=True)
         write_atomically(self.folder / "config.yaml", settings)
         facts = {"id": uuid.uuid4().hex[:12], "fingerprint": self.fingerprint, "started": _now()}
-        self._write_about(status="running", writer=_me(), **facts, **provenance())
+        self._write_about(status="running", **facts, **provenance())
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """That of an unfinished run of this configuration; None where there is no such run or no whole checkpoint."""
@@ -159,7 +160,7 @@ class RunRecords:
         self.about = {name: value for name, value in about.items() if name not in ("finished", "error")}
         # What was remarked after the checkpoint was of steps that are done again.
         remarks = [*checkpoint.carried["remarks"], *self.news]
-        self._write_about(status="running", writer=_me(), resumed=resumed, remarks=remarks)
+        self._write_about(status="running", resumed=resumed, remarks=remarks)
         kept = "".join(line for at, line in logged.items() if at <= step)
         write_atomically(self.folder / "metrics.jsonl", kept)
         for file in (self.folder / "rollouts").glob("step_*.jsonl"):
@@ -231,17 +232,19 @@ def _lines(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _by_whom(folder: Path) -> str:
-    """Nothing where run.json has not been written yet."""
-    writer = _read_about(folder).get("writer")
-    return f" ({writer})" if writer else ""
-
-
-def _me() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
+    try:
+        return f" ({_writer_file(folder).read_text(encoding='utf-8')})"
+    except OSError:  # it has got the lock just now
+        return ""
 
 
 def _lock_file(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
+
+
+def _writer_file(folder: Path) -> Path:
+    """Says who holds the lock."""
+    return folder.with_name(f".{folder.name}.writer")
 
 
 def _read_about(folder: Path) -> dict[str, Any]:
