@@ -27,6 +27,7 @@ from rlhelpers.bench import long_run
 from rlhelpers.bench.tables import long_text
 from rlhelpers.evidence.failures import read_signs
 from rlhelpers.evidence.figures import save_for_writeup
+from rlhelpers.evidence.results import complete_runs
 from rlhelpers.evidence.runs import read_jsonl, read_metrics
 from rlhelpers.kernels import grpo_train_step, microbatches, train_step
 from rlhelpers.tasks import Grader
@@ -331,6 +332,8 @@ def test_too_many_in_a_row_stop_the_run_and_name_the_first_batch(runs, settings,
         assert read_signs(read_metrics(folder)).diverged
         assert read_about(folder)["status"] == "failed" and "the last 4 updates" in read_about(folder)["error"]
     assert [entry["step"] for entry in read_about(folder)["resumed"]] == [2]
+    with pytest.warns(UserWarning, match="seed=0 is left out: .* updates were skipped"):  # from a comparison
+        assert list(complete_runs(runs / "quick")) == []
 
 
 # --- memory that runs out --------------------------------------------------------------------------------------------
@@ -396,7 +399,7 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_so_is_any_other(tiny_gpt2
         (other, RuntimeError),
     ):
         model = tiny_gpt2()
-        before, memory = copy.deepcopy(model.state_dict()), Memory(model, run_out, 100)
+        before, memory = copy.deepcopy(model.state_dict()), Memory(model, run_out, 100, after_a_gradient=True)
         with warnings.catch_warnings(record=True) as said, pytest.raises(kind):
             warnings.simplefilter("always")
             step_in(model, tokenizer, 2)
