@@ -29,7 +29,7 @@ SETTINGS = {
     "rollout_batch_size": 4,
     "train_batch_size": 2,
     "gradient_accumulation_steps": 1,
-    "max_tokens": 8,
+    "max_tokens": 4,
     "eval_every": 50,
     "rollouts_every": 50,
     "checkpoint_every": 100,
