@@ -170,6 +170,7 @@ def test_sigterm_leaves_whole_files_and_the_run_goes_on_bit_for_bit(runs, settin
 def test_a_notebook_that_is_interrupted_and_then_terminated(runs, settings, whole):
     """By Jupyter's stop button, and then, while it goes on, by SIGTERM: the kernel ends."""
     folder = runs / FOLDER
+    marker = runs / "in step 4"
     plain = {name: value for name, value in settings.items() if name != "estimator"}
     program = f"""
         import sys, torch
@@ -183,7 +184,9 @@ def test_a_notebook_that_is_interrupted_and_then_terminated(runs, settings, whol
         original = loop.Run.step
         def slow(run, step):  # so that it does not end before the signal comes
             import time
-            time.sleep(0 if step < 4 else 60)
+            if step == 4:
+                Path({str(marker)!r}).touch()
+                time.sleep(60)
             return original(run, step)
         loop.Run.step = slow
         loop.train(config.make_config(estimator=PUSH, resume=True, **{plain!r}))
@@ -192,14 +195,15 @@ def test_a_notebook_that_is_interrupted_and_then_terminated(runs, settings, whol
     try:
         pid = kernel.provisioner.process.pid
         asked = client.execute(textwrap.dedent(program))
-        wait_until(lambda: lines_of(folder) == 4)
+        wait_until(marker.exists)
+        marker.unlink()
         kernel.interrupt_kernel()
         while (reply := client.get_shell_msg(timeout=60))["parent_header"]["msg_id"] != asked:
             pass
         assert reply["content"]["ename"] == "KeyboardInterrupt"
         assert read_about(folder)["status"] == "failed" and read_about(folder)["error"].startswith("KeyboardInterrupt")
         client.execute("loop.train(config.make_config(estimator=PUSH, resume=True, **%r))" % plain)  # noqa: UP031
-        wait_until(lambda: read_about(folder).get("resumed") and lines_of(folder) == 4)
+        wait_until(marker.exists)
         kernel.signal_kernel(signal.SIGTERM)
         wait_until(lambda: not is_alive(pid))
     finally:
