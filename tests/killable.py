@@ -3,8 +3,10 @@ test.  A server that has imported everything forks them, so that each starts in 
 
 import multiprocessing
 import os
+import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, Olmo2Config, Olmo2ForCausalLM, PreTrainedModel
 
 from rlhelpers import paths
+from rlhelpers.atomic import NotWrittenError
 from rlhelpers.kernels.estimator import Estimator
 from rlhelpers.training import checkpoint, loop, records
 from rlhelpers.training.config import make_config
@@ -44,7 +47,8 @@ def start(runs: Path, settings: dict[str, Any], moment: tuple | None = None) -> 
     """Train in another process, with data/runs in `runs`; what it prints is appended to `runs`/output.txt.
 
     `moment`: a name of MOMENTS and a number, "the how many-th"; or ("change", n), before the n-th change of a file or
-    folder.  The process kills itself then.
+    folder.  The process kills itself then.  Or a name of FAULTS, which do not kill it; a disk stays full until the run
+    has failed.
     """
     process = CONTEXT.Process(target=_train, args=(runs, settings, moment), daemon=True)
     process.start()
@@ -65,8 +69,13 @@ def _train(runs: Path, settings: dict[str, Any], moment: tuple | None) -> None:
     paths.RUNS = runs
     if moment is not None:
         name, number = moment
-        _die_before_a_change(runs, number) if name == "change" else MOMENTS[name](number)
-    loop.train(make_config(**settings))
+        _die_before_a_change(runs, number) if name == "change" else (MOMENTS | FAULTS)[name](number)
+    try:
+        loop.train(make_config(**settings))
+    except NotWrittenError as error:
+        limit_files(resource.RLIM_INFINITY)
+        print(f"NotWrittenError: {error}")
+        raise
 
 
 def _die(*_: Any) -> None:
@@ -111,6 +120,39 @@ def _after(owner: Any, name: str, damage: Callable[..., None]) -> Callable[[int]
     return arm
 
 
+def limit_files(size: int) -> None:
+    """No file of this process grows beyond `size` bytes: what is written above fails as it does on a full disk."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+
+
+def _before(owner: Any, name: str, action: Callable[[], None]) -> Callable[[int], None]:
+    """A moment: before the n-th call of `owner.name`."""
+
+    def arm(number: int) -> None:
+        original, calls = getattr(owner, name), 0
+
+        def patched(*arguments: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == number:
+                action()
+            return original(*arguments, **named)
+
+        setattr(owner, name, patched)
+
+    return arm
+
+
+def _fill_up() -> None:
+    limit_files(20)
+
+
+def _leave_half_a_line() -> None:
+    [file] = paths.RUNS.rglob("metrics.jsonl")
+    limit_files(file.stat().st_size + 20)
+
+
 def _cut(file: Path) -> None:
     """As if only half of it, or of the line that was appended, had been written."""
     content = file.read_bytes()
@@ -137,4 +179,12 @@ MOMENTS = {
     "a checkpoint": _after(checkpoint.Checkpoint, "save", _die),
     "half the policy": _after(PreTrainedModel, "save_pretrained", lambda _, folder: _cut_all(folder)),
     "the policy": _after(loop, "save_policy", _die),
+}
+FAULTS = {
+    "full before metrics": _before(records.RunRecords, "log", _leave_half_a_line),
+    "full before responses": _before(records.RunRecords, "write_rollouts", _fill_up),
+    "full before a checkpoint": _before(checkpoint.Checkpoint, "save", _fill_up),
+    "full before the policy": _before(loop, "save_policy", _fill_up),
+    "full before the time is taken": _before(records, "_now", _fill_up),  # at the beginning and at the end
+    "slow": _before(loop.Run, "train", lambda: time.sleep(4)),
 }

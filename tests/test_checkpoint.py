@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from rlhelpers import atomic
+from rlhelpers.atomic import remove_leftovers, whole_folder, write_atomically
 from rlhelpers.rollouts import Completion, Rollout
-from rlhelpers.training import atomic
-from rlhelpers.training.atomic import remove_leftovers, whole_folder, write_atomically
 from rlhelpers.training.checkpoint import Checkpoint, newest, remove_later
 
 CPU = torch.device("cpu")

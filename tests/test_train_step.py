@@ -498,7 +498,8 @@ def test_metadata_is_complete_and_finite(tiny_gpt2, tokenizer):
     assert set(metadata) == {
         *("grad_norm", "token_entropy", "clip_fraction", "mean_reward", "mean_format_reward", "mean_response_length"),
         *("pass_at_k", "signal_fraction", "predicted_signal_fraction", "pruned_rows", "pruned_fraction"),
-        *("skipped_update", "reward_std_batch", "reward_std_within_groups", "reward_min", "reward_max"),
+        *("skipped_update", "gradient_accumulation_steps"),
+        *("reward_std_batch", "reward_std_within_groups", "reward_min", "reward_max"),
     }
     assert all(isinstance(value, float) and math.isfinite(value) for value in metadata.values())
     assert metadata["pruned_rows"] == 6.0

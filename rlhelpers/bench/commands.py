@@ -31,6 +31,9 @@ def add_benches(benches: Any) -> None:
     command.set_defaults(run=imports)
     command = benches.add_parser("growth", help="how time and memory grow with responses, their length and group size")
     command.set_defaults(run=growth)
+    command = benches.add_parser("long", help="whether memory or open files grow over 2,000 small steps")
+    command.add_argument("--steps", type=positive_count, default=2000)
+    command.set_defaults(run=long)
     command = benches.add_parser(
         "gpu", help="the training step of the course's model with random weights, part by part"
     )
@@ -75,6 +78,13 @@ def growth(options: argparse.Namespace) -> None:
     report = growth.bench_growth()
     _keep_and_show("growth", report, training_tables.growth_text)
     print(f"The picture is in {save_for_writeup(pictures.growth(report), 'growth')}")
+
+
+def long(options: argparse.Namespace) -> None:
+    from rlhelpers.bench import long_run, tables
+
+    report = long_run.bench_long(options.steps)
+    _keep_and_show("long", report, tables.long_text)
 
 
 def gpu(options: argparse.Namespace) -> None:

@@ -35,6 +35,22 @@ def rollouts_text(report: Mapping[str, Any]) -> str:
     return "\n".join([_work_table(report), *notes])
 
 
+def long_text(report: Mapping[str, Any]) -> str:
+    """What `bench_long` reports."""
+    rows = [
+        {
+            "after step": f"{reading['step']:,}",
+            "memory, MiB": f"{reading['rss_mib']:,.1f}",
+            "open files": reading["open_files"],
+            "threads": reading["threads"],
+        }
+        for reading in report["readings"]
+    ]
+    once = "each step once" if report["each_step_once"] else "not each step once"
+    notes = ["", f"{report['lines']:,} steps in the log, {once}; {report['seconds']:.0f} seconds."]
+    return "\n".join([table(pd.DataFrame(rows)), *notes, conditions_text(report["conditions"])])
+
+
 def imports_text(report: Mapping[str, Any]) -> str:
     """What `bench_imports` reports."""
     rows = [

@@ -35,7 +35,8 @@ def ours(case: Case, model: PreTrainedModel, number: int, meter: AbstractContext
     `meter` is entered around the step alone."""
     engine = _Recorder(model, case.tokenizer)
     run = Run(case.config, case.task, model, case.tokenizer, engine)
-    run.optimizer, run.grader = case.optimizer(model), case.grader
+    run.updates.optimizer, run.grader = case.optimizer(model), case.grader
+    run.updates.grader = case.grader
     can_share(model)  # which is found out once for a model, and so once in a run
     with meter:
         run.step(number)

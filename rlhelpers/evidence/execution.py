@@ -23,6 +23,8 @@ from typing import Any
 import psutil
 from filelock import FileLock, Timeout
 
+from rlhelpers.atomic import write_atomically
+
 # States of a run.
 WAITING, RUNNING, COMPLETE = "waiting", "running", "complete"
 FAILED, KILLED, BUSY, STOPPED = "failed", "killed", "busy elsewhere", "stopped"
@@ -102,9 +104,7 @@ def is_complete(folder: Path, fingerprint: str | None) -> bool:
 def _note(job: Job, state: str, detail: str = "") -> None:
     facts = {"run": job.output.stem, "state": state, "detail": detail, "time": _now()}
     facts |= {"machine": socket.gethostname(), "pid": os.getpid()}
-    temporary = job.state_file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(facts), encoding="utf-8")
-    temporary.replace(job.state_file)
+    write_atomically(job.state_file, json.dumps(facts))
 
 
 def _now() -> str:

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from rlhelpers import paths
+from rlhelpers.atomic import whole_file
 from rlhelpers.checks import check_kind, check_text, check_whole, refused
 from rlhelpers.evidence.checks import check_table
 from rlhelpers.tasks.grading import REASONS
@@ -165,17 +166,22 @@ def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:
     below_figures = paths.FIGURES / run_folder.relative_to(paths.RUNS.resolve())
     files = [folder / f"{name}.png" for folder in (run_folder, below_figures)]
     for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=120)
+        _write(figure, file)
     return files
 
 
 def save_for_writeup(figure: Figure, name: str) -> Path:
     """Write a figure of many runs to `figures/`, where it is committed; returns its path."""
     _check_figure(figure, name)
-    paths.FIGURES.mkdir(parents=True, exist_ok=True)
-    figure.savefig(paths.FIGURES / f"{name}.png", dpi=120)
-    return paths.FIGURES / f"{name}.png"
+    file = paths.FIGURES / f"{name}.png"
+    _write(figure, file)
+    return file
+
+
+def _write(figure: Figure, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(file) as new:
+        figure.savefig(new, format="png", dpi=120)
 
 
 def _check_figure(figure: Figure, name: str) -> None:

@@ -41,13 +41,15 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
 
 
 def complete_runs(experiment: Path) -> Iterator[dict[str, Any]]:
-    """The rows of list_runs that lie in one folder of an experiment.  What cannot be read is left out with a
-    warning."""
+    """The rows of list_runs that lie in one folder of an experiment.  What cannot be read, and a run that stopped
+    because it diverged, is left out with a warning."""
     for file in sorted(experiment.glob("*/seed=*/run.json")):
         try:
             about = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(about.get("versions", {}), dict):
                 raise ValueError("run.json: versions is no mapping")
+            if str(about.get("error")).startswith("DivergedError"):  # no final score, and not to be passed over
+                raise ValueError(about["error"])
             if about["status"] == "complete" and ".earlier-" not in file.parent.name:
                 yield _describe(file.parent)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, yaml.YAMLError) as error:

@@ -33,18 +33,28 @@ def compute_rollout_rewards(
     and the format rewards themselves, (rollouts,).  Rewards of True and False are 1 and 0.  What a ground truth
     may be is the reward function's to say.
     Raises ValueError when the lists differ in length, a response is no text, or naming the first response whose reward
-    is not a finite number.
+    is not a finite number, or for which `reward_fn` raised, with the beginning of its text.  That is no reward of 0: a
+    0 would be taken for a wrong answer, and its group be pushed away from it.
     """
     check_callable(reward_fn=reward_fn)
     check_same_length(rollout_responses=rollout_responses, repeated_ground_truths=repeated_ground_truths)
     check_texts(rollout_responses=rollout_responses)
-    grades = [reward_fn(r, truth) for r, truth in zip(rollout_responses, repeated_ground_truths, strict=True)]
+    pairs = zip(rollout_responses, repeated_ground_truths, strict=True)
+    grades = [_grade(reward_fn, i, *pair) for i, pair in enumerate(pairs)]
     rewards, formats = _column(grades, "reward"), _column(grades, "format_reward")
     return rewards, {
         "mean_reward": rewards.mean().item(),
         "mean_format_reward": formats.mean().item(),
         "format_rewards": formats,
     }
+
+
+def _grade(reward_fn: Callable[[str, str], dict[str, float]], i: int, response: str, ground_truth: str):
+    try:
+        return reward_fn(response, ground_truth)
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}"
+        raise ValueError(f"reward_fn: it raised for response {i}, which begins {response[:60]!r}: {said}") from error
 
 
 def _column(grades: Sequence[Mapping[str, float]], part: str) -> Tensor:

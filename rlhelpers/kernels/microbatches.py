@@ -1,11 +1,15 @@
 """A batch cut into microbatches of a bounded number of tokens; a group stays in one piece where it fits, for its prompt
 is then read once."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def row_lengths(response_mask: Tensor) -> list[int]:
@@ -40,3 +44,30 @@ def select_rows(batch: dict[str, Tensor], rows: Tensor, device: torch.device) ->
     columns = selected["response_mask"].any(dim=0).nonzero()
     width = int(columns.max()) + 1 if len(columns) else 1
     return {name: t[:, :width] if t.ndim == 2 else t for name, t in selected.items()}
+
+
+def in_smaller_ones(attempt: Callable[[int], T], steps: int, batch_size: int) -> tuple[T, int]:
+    """attempt(gradient accumulation steps), and how many it was had with.  Where memory runs out it is made again with
+    twice as many, down to one row at a time, and a warning says so.  A failed attempt must leave nothing behind."""
+    while True:
+        try:
+            return attempt(steps), steps
+        except RuntimeError as error:
+            if not is_out_of_memory(error) or steps >= batch_size:
+                raise
+            said = str(error).splitlines()[0]
+        # Only here is the error gone, and the activations that its traceback held.
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        fewer, rows = min(2 * steps, batch_size), -(-batch_size // steps)
+        warnings.warn(
+            f"memory ran out over a microbatch of up to {rows} of {batch_size} rows; the update is made again with "
+            f"gradient_accumulation_steps={fewer} instead of {steps}, which as a setting avoids this ({said})",
+            stacklevel=3,
+        )
+        steps = fewer
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Of a GPU, or of the CPU, for which torch has no type of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

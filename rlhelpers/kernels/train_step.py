@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +41,7 @@ from rlhelpers.kernels.losses import (
     compute_policy_gradient_loss,
     masked_mean,
 )
-from rlhelpers.kernels.microbatches import pack_rows, row_lengths, select_rows
+from rlhelpers.kernels.microbatches import in_smaller_ones, pack_rows, row_lengths, select_rows
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -92,15 +93,19 @@ def grpo_train_step(
     Returns the loss (scalar, no gradient) and metadata, floats unless noted: `grad_norm` before clipping,
     `token_entropy` and `clip_fraction` over the response tokens that the model saw (entropy None where it saw none),
     `mean_reward`, `mean_format_reward`, `mean_response_length` in tokens, `pass_at_k`, `signal_fraction` beside
-    `predicted_signal_fraction`, `pruned_rows`, `pruned_fraction`, `skipped_update` (1.0 where loss or gradient was
-    not finite and the weights were left alone), the reward statistics, and two tensors of shape (B,): `rewards` and
-    `format_rewards`.
+    `predicted_signal_fraction`, `pruned_rows`, `pruned_fraction`, `skipped_update`, `gradient_accumulation_steps`, the
+    reward statistics, and two tensors of shape (B,): `rewards` and `format_rewards`.
+
+    Where the loss or the norm of the gradient is not finite, weights and optimizer stay as they are, to the last bit,
+    whatever `max_grad_norm` is, and `skipped_update` is 1.0.  Where memory runs out over a microbatch, what it and
+    those before it added is thrown away, and all are made again with twice the `gradient_accumulation_steps`, down to
+    one row at a time; a warning says so, and the metadata how many there were.
 
     Stale gradients are dropped first, and none is left.  Raises ValueError naming the argument before any state
-    changes.
+    changes; for a response, where `reward_fn` raised for it or gave what is no number.
     """
     _check_trained(model, tokenizer, optimizer)
-    microbatch_size = _check_step(gradient_accumulation_steps, max_grad_norm, repeated_prompts, rollout_responses)
+    _check_step(gradient_accumulation_steps, max_grad_norm, repeated_prompts, rollout_responses)
     check_positive("temperature", temperature)
     check_reweighting(importance_reweighting_method, old_log_probs, cliprange)
     check_normalization(loss_normalization, normalization_constant)
@@ -113,7 +118,7 @@ def grpo_train_step(
     per_token = {"old_log_probs": old_log_probs, "token_weights": token_weights}
     batch = _make_batch(rollout_token_ids, advantages, per_token, padding_id(tokenizer))
     check_readable(model, rollout_token_ids=batch["input_ids"], labels=batch["labels"])
-    kept = ((advantages != 0) & batch["response_mask"].any(dim=1)).nonzero().squeeze(1)
+    kept = ((advantages != 0) & batch["response_mask"].any(dim=1)).nonzero().squeeze(1).tolist()
     objective = _Objective(
         importance_reweighting_method,
         cliprange,
@@ -122,9 +127,10 @@ def grpo_train_step(
         temperature,
         len(advantages),
     )
-    microbatches = pack_rows(kept.tolist(), row_lengths(batch["response_mask"]), group_size, microbatch_size)
-    loss, metadata = _accumulate(model, batch, microbatches, objective)
-    if len(kept):
+    accumulate = partial(_accumulate, model, batch, kept, group_size, objective)
+    (loss, metadata), steps = in_smaller_ones(accumulate, gradient_accumulation_steps, len(advantages))
+    metadata["gradient_accumulation_steps"] = float(steps)
+    if kept:
         metadata |= _update(model, optimizer, loss, max_grad_norm)
     else:  # no gradient at all: an optimizer with momentum or weight decay must not move either
         metadata |= {"grad_norm": 0.0, "skipped_update": 0.0}
@@ -164,8 +170,12 @@ class _Objective:
         return loss, metadata | {"token_entropy": masked_mean(scores["token_entropy"], mask)}
 
 
-def _accumulate(model, batch, microbatches, objective: _Objective) -> tuple[Tensor, dict[str, float | None]]:
+def _accumulate(
+    model, batch, kept: list[int], group_size: int, objective, steps: int
+) -> tuple[Tensor, dict[str, float | None]]:
     """Forward and backward through every microbatch; metrics are means over all response tokens that were seen."""
+    size = math.ceil(len(batch["advantages"]) / steps)
+    microbatches = pack_rows(kept, row_lengths(batch["response_mask"]), group_size, size)
     model.zero_grad(set_to_none=True)
     total, tokens, sums = torch.zeros(()), 0, {"token_entropy": 0.0, "clip_fraction": 0.0}
     try:
@@ -243,8 +253,8 @@ def _check_trained(model, tokenizer, optimizer) -> None:
         raise ValueError("optimizer: it holds none of the model's parameters; accepted is one that holds some")
 
 
-def _check_step(gradient_accumulation_steps, max_grad_norm, prompts, responses) -> int:
-    """Check the numbers that no other function checks, and return the microbatch size."""
+def _check_step(gradient_accumulation_steps, max_grad_norm, prompts, responses) -> None:
+    """Check the numbers that no other function checks."""
     steps = gradient_accumulation_steps
     check_same_length(repeated_prompts=prompts, rollout_responses=responses)
     check_texts(repeated_prompts=prompts, rollout_responses=responses)
@@ -253,4 +263,3 @@ def _check_step(gradient_accumulation_steps, max_grad_norm, prompts, responses) 
         raise refused("gradient_accumulation_steps", steps, f"at most the batch size, {len(responses)}")
     if max_grad_norm is not None and not (is_number(max_grad_norm) and max_grad_norm > 0):
         raise refused("max_grad_norm", max_grad_norm, "a number above 0, inf, or None")
-    return math.ceil(len(responses) / steps)

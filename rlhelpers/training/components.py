@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlhelpers.atomic import write_atomically
 from rlhelpers.checks import check_list, check_one_of, shown
 from rlhelpers.kernels import grpo_train_step
-from rlhelpers.training.atomic import write_atomically
 
 FILE = "my_components.py"
 PER_RESPONSE = ("rewards", "format_rewards")

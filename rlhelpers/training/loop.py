@@ -21,20 +21,23 @@ from rlhelpers.training.cautions import cautions
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.draws import derive_seed, draw_problems
-from rlhelpers.training.evaluation import Sample, evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
+from rlhelpers.training.evaluation import evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
 from rlhelpers.training.policy import choose_device, load_policy, make_optimizer, save_policy
 from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
 from rlhelpers.training.sampler import Sampler, check_engine, make_engine
-from rlhelpers.training.scores import Scores, mismatch, score_samples, token_ids
+from rlhelpers.training.scores import mismatch, score_samples
+from rlhelpers.training.termination import terminated_in_order
 from rlhelpers.training.tracker import Tracker
+from rlhelpers.training.updates import Updates
 
 
 def train(config: RunConfig) -> Path:
     """Train as the configuration says; returns the run's folder.
 
     Raises ValueError naming the setting before the folder is made.  If anything fails later, the folder keeps all
-    complete steps and says "failed".
+    complete steps and says "failed"; ended by SIGTERM, it says "killed".  A disk that is full is a NotWrittenError,
+    which names the file.  Updates whose loss or gradient is not finite are skipped; see training/updates for how many.
 
     With `resume`, a run of the same configuration that was killed or failed goes on from its last checkpoint, with the
     batches, samples and random numbers that it would have had; one that is complete is left as it is.  On the CPU with
@@ -50,7 +53,7 @@ def train(config: RunConfig) -> Path:
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
     policy, tokenizer = load_policy(config.model, config.device, config.gradient_checkpointing)
     run = Run(config, task, policy, tokenizer, make_engine(config, policy, tokenizer, records.folder / "engine.log"))
-    with records, Progress(config.num_rollout_steps, records.step) as progress:
+    with terminated_in_order(), records, Progress(config.num_rollout_steps, records.step) as progress:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(components.FILE, records.folder)
         tracker = Tracker(config, records.about["id"], records.tracked)
@@ -71,8 +74,6 @@ class Run:
         self.remark: Callable[[str], None] = print
         self.sampler = Sampler(engine, policy, tokenizer, config.temperature, lambda text: self.remark(text))
         self.next_batch: Callable[[], list[Rollout]] | None = None
-        with_weights = config.estimator.engine_ratio_cap is not None
-        self.train_step = components.load_train_step(config.components, with_weights)
         self.prompt = get_prompt(config.prompt)
         self.grader = Grader(self.prompt, task.judge)
         self.train_problems, self.too_long = self._that_fit(task.train)
@@ -85,10 +86,12 @@ class Run:
                 f"max_tokens={config.max_tokens}"
             )
         self.optimizer = make_optimizer(policy, config)
-        self.tally: dict[str, Any] = {"has_learned": False, "skipped": 0.0, "reward": None}
+        self.updates = Updates(config, policy, tokenizer, self.optimizer, self.grader)
+        self.tally: dict[str, Any] = {"has_learned": False, "reward": None}
 
     def train(self, records: RunRecords, progress: Progress, tracker: Tracker) -> None:
-        self.remark = partial(_remark, records, progress)
+        self.remark = self.updates.remark = partial(_remark, records, progress)
+        self.updates.keep = records.write_bad_batch
         for text in records.news:
             progress.say(text)
         first = self._begin() if records.checkpoint is None else self._go_on(records.take_checkpoint(), progress)
@@ -97,10 +100,11 @@ class Run:
             records.log(metrics)
             tracker.log(metrics)
             progress.show(metrics)
+            self.updates.stop_if_diverged()
             if step > 0 and self._is_due(step, self.config.checkpoint_every):
                 records.keep(self._checkpoint(step, records))
-        if skipped := self.tally["skipped"]:
-            self.remark(f"{skipped:.0f} updates were skipped: their loss or gradient was not finite.")
+        if skipped := self.updates.state["skipped"]:
+            self.remark(f"{skipped} updates were skipped: their loss or gradient was not finite.")
         if not self.tally["has_learned"]:
             self.remark(
                 f"In no group did the rewards differ (mean reward of the last step: {self.tally['reward']:.3f}), so "
@@ -121,6 +125,7 @@ class Run:
         """As if the step of the checkpoint had just been done; returns the next one."""
         checkpoint.restore(self.policy, self.optimizer)
         self.tally, self.sampler.restarts = checkpoint.carried["tally"], checkpoint.carried["restarts"]
+        self.updates.state |= checkpoint.carried.get("updates", {})  # older checkpoints have none
         if (ahead := checkpoint.ahead) is not None:
             self.next_batch = lambda: ahead
         self.sampler.sync()
@@ -129,7 +134,8 @@ class Run:
         return checkpoint.step + 1
 
     def _checkpoint(self, step: int, records: RunRecords) -> Checkpoint:
-        carried = {"tally": self.tally, "restarts": self.sampler.restarts, "remarks": records.remarks}
+        carried = {"tally": self.tally, "updates": self.updates.state}
+        carried |= {"restarts": self.sampler.restarts, "remarks": records.remarks}
         ahead = self.next_batch() if self.next_batch is not None else None  # it is there: step() has waited for it
         return Checkpoint.take(step, records.fingerprint, carried, self.policy, self.optimizer, ahead)
 
@@ -145,7 +151,6 @@ class Run:
             train_metrics, rows = self.step(step)
             metrics = train_metrics | metrics
             self.tally["has_learned"] |= metrics["grad_norm"] != 0
-            self.tally["skipped"] += metrics.get("skipped_update", 0) * config.updates_per_step
             self.tally["reward"] = metrics["reward"]
             if keep_rollouts:
                 records.write_rollouts(step, "train", rows)
@@ -171,7 +176,8 @@ class Run:
         batches = [samples[start : start + size] for start in range(0, len(samples), size)]
         # All of them before the first update: the policy that sampled is the old policy of every update.
         scores = [score_samples(self.policy, self.tokenizer, batch, config) for batch in batches]
-        updates = [self._update(batch, score) for batch, score in zip(batches, scores, strict=True)]
+        pairs = zip(batches, scores, strict=True)
+        updates = [self.updates(step, number, *pair) for number, pair in enumerate(pairs, start=1)]
         seconds += self._wait_for_next_batch()
         trained = time.perf_counter()
         self.sampler.sync()
@@ -219,30 +225,6 @@ class Run:
         """Sample each validation problem once, as in training."""
         sampling = self._sampling("validation", step, n=1)
         return evaluate(self.sampler, self.val_problems, self.grader, sampling)
-
-    def _update(self, batch: Sequence[Sample], scores: Scores) -> dict[str, Any]:
-        config = self.config
-        # A reader's own step need not know the weights unless there are some.
-        weights = {} if scores.token_weights is None else {"token_weights": scores.token_weights}
-        result = self.train_step(
-            self.policy,
-            self.tokenizer,
-            self.optimizer,
-            config.gradient_accumulation_steps,
-            config.max_grad_norm,
-            self.grader,
-            [rollout.prompt for _, rollout, _ in batch],
-            [completion.text for _, _, completion in batch],
-            [problem.answer for problem, _, _ in batch],
-            config.group_size,
-            **config.estimator.step_arguments(),
-            old_log_probs=scores.old_log_probs,
-            normalization_constant=config.normalization_constant,
-            rollout_token_ids=token_ids(batch),
-            temperature=config.temperature,
-            **weights,
-        )
-        return components.as_metrics(result, len(batch))
 
     def _sampling(self, purpose: str, step: int, n: int | None = None) -> Sampling:
         config = self.config

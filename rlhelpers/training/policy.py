@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from rlhelpers import paths
+from rlhelpers.atomic import whole_folder
 from rlhelpers.checks import check_flag, check_text
 from rlhelpers.hub import revision
-from rlhelpers.training.atomic import whole_folder
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -4,14 +4,16 @@ config.yaml     the whole configuration
 run.json        how it was made: status, fingerprint, versions, commit, times; "complete" is written last
 metrics.jsonl   strict JSON, one line per step; step 0 is the validation before training
 rollouts/       step_00020_train.jsonl, step_00020_validation.jsonl: responses and their rewards
+bad_batches/    step_00007_update_1.jsonl: what an update failed with, or was skipped for; see training/updates
 checkpoints/    the last two, until the run is complete
 policy/         the weights after the last step
 engine.log      what vLLM's processes printed
 """
 
 import json
-import math
+import os
 import shutil
+import socket
 import uuid
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
@@ -24,16 +26,19 @@ import yaml
 from filelock import FileLock, Timeout
 
 from rlhelpers import paths
-from rlhelpers.training.atomic import remove_leftovers, to_disk, write_atomically
+from rlhelpers.atomic import NotWrittenError, append, remove_leftovers, to_disk, write_atomically
 from rlhelpers.training.checkpoint import Checkpoint, newest, remove_later
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.provenance import provenance
+from rlhelpers.training.strict_json import strict_json
+from rlhelpers.training.termination import Terminated
 
 
 @dataclass(frozen=True)
 class RunState:
-    """`status`: "absent", "running" (a process holds its lock), "complete", "failed", or "killed", which is what is
-    neither.  `fingerprint`: of the configuration that it was begun with; None where run.json does not say."""
+    """`status`: "absent", "running" (a process holds its lock), "complete", "failed", or "killed": by SIGTERM, or by
+    what left no time to say so.  `fingerprint`: of the configuration that it was begun with; None where run.json does
+    not say."""
 
     status: str
     fingerprint: str | None = None
@@ -55,7 +60,7 @@ def run_state(folder: Path) -> RunState:
 
 
 class RunRecords:
-    """A context manager: enters as "running", leaves as "complete" or "failed".
+    """A context manager: enters as "running", leaves as "complete", "failed", or, by SIGTERM, "killed".
 
     `checkpoint`: where a run that goes on does so, None for one that begins.  `news`: what its reader should be told
     about that.  `tracked`: the last step that a tracker may know already.
@@ -73,7 +78,7 @@ class RunRecords:
         """Open the folder: with `resume` that of an unfinished run of this configuration which left a checkpoint, cut
         back to it, and else a new one.  An earlier run of the same name is then moved aside, never overwritten.
 
-        Raises RuntimeError when another process is writing to it at this moment.
+        Raises RuntimeError, which names it, when another process is writing to it at this moment.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(_lock_file(self.folder))
@@ -81,9 +86,11 @@ class RunRecords:
             self._lock.acquire(timeout=1)  # run_state holds it for a moment
         except Timeout:
             raise RuntimeError(
-                f"{self.folder}: another process is writing this run; choose another experiment"
+                f"{self.folder}: another process is writing this run{_by_whom(self.folder)}; choose another experiment "
+                "or variant, or wait for it"
             ) from None
         try:
+            write_atomically(_writer_file(self.folder), f"process {os.getpid()} on {socket.gethostname()}")
             if self.config.resume:
                 self.checkpoint = self._find_checkpoint()
             if self.checkpoint is None:
@@ -101,8 +108,11 @@ class RunRecords:
                 self._write_about(status="complete", finished=_now())
                 shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
             else:
-                self._write_about(status="failed", finished=_now(), error=f"{kind.__name__}: {error}")
+                status = "killed" if isinstance(error, Terminated) else "failed"
+                with suppress(NotWrittenError):  # on a full disk it stays "running", which without a lock is "killed"
+                    self._write_about(status=status, finished=_now(), error=f"{kind.__name__}: {error}")
         finally:
+            _writer_file(self.folder).unlink(missing_ok=True)
             self._lock.release()
 
     def is_complete(self) -> bool:
@@ -130,7 +140,7 @@ class RunRecords:
     def _find_checkpoint(self) -> Checkpoint | None:
         """That of an unfinished run of this configuration; None where there is no such run or no whole checkpoint."""
         about = _read_about(self.folder)
-        if about.get("fingerprint") != self.fingerprint or about.get("status") not in ("running", "failed"):
+        if about.get("fingerprint") != self.fingerprint or about.get("status") not in ("running", "failed", "killed"):
             return None
         checkpoint = newest(self.folder / "checkpoints", self.fingerprint, self.news.append)
         if checkpoint is not None and list(self._logged())[: checkpoint.step + 1] != list(range(checkpoint.step + 1)):
@@ -149,7 +159,8 @@ class RunRecords:
             self.news.append(f"Goes on with another {', '.join(changed)} than before: its numbers may differ for that.")
         self.about = {name: value for name, value in about.items() if name not in ("finished", "error")}
         # What was remarked after the checkpoint was of steps that are done again.
-        self._write_about(status="running", resumed=resumed, remarks=[*checkpoint.carried["remarks"], *self.news])
+        remarks = [*checkpoint.carried["remarks"], *self.news]
+        self._write_about(status="running", resumed=resumed, remarks=remarks)
         kept = "".join(line for at, line in logged.items() if at <= step)
         write_atomically(self.folder / "metrics.jsonl", kept)
         for file in (self.folder / "rollouts").glob("step_*.jsonl"):
@@ -198,41 +209,42 @@ class RunRecords:
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Append one step to metrics.jsonl."""
-        _append_lines(self.folder / "metrics.jsonl", [metrics])
+        append(self.folder / "metrics.jsonl", _lines([metrics]))
 
     def write_rollouts(self, step: int, split: str, rows: Iterable[dict[str, Any]]) -> None:
         """Responses of one step: `split` is "train" or "validation"."""
-        _append_lines(self.folder / "rollouts" / f"step_{step:05d}_{split}.jsonl", rows)
+        append(self.folder / "rollouts" / f"step_{step:05d}_{split}.jsonl", _lines(rows))
+
+    def write_bad_batch(self, step: int, number: int, rows: Iterable[dict[str, Any]]) -> Path:
+        """The responses of an update that went wrong; returns the file.  It stays when the run goes on."""
+        file = self.folder / "bad_batches" / f"step_{step:05d}_update_{number}.jsonl"
+        file.parent.mkdir(exist_ok=True)
+        write_atomically(file, _lines(rows))
+        return file
 
     def _write_about(self, **facts: Any) -> None:
         self.about |= facts
         write_atomically(self.folder / "run.json", strict_json(self.about, indent=2) + "\n")
 
 
-def strict_json(value: Any, **options: Any) -> str:
-    """JSON that every parser reads: NaN and infinities become null, tensors and numpy scalars numbers."""
-    return json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, **options)
+def _lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(strict_json(row) + "\n" for row in rows)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # torch tensors and numpy arrays and scalars
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
-
-
-def _append_lines(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    with open(path, "a", encoding="utf-8") as file:
-        file.writelines(strict_json(row) + "\n" for row in rows)
+def _by_whom(folder: Path) -> str:
+    try:
+        return f" ({_writer_file(folder).read_text(encoding='utf-8')})"
+    except OSError:  # it has got the lock just now
+        return ""
 
 
 def _lock_file(folder: Path) -> Path:
     return folder.with_name(f".{folder.name}.lock")
+
+
+def _writer_file(folder: Path) -> Path:
+    """Says who holds the lock."""
+    return folder.with_name(f".{folder.name}.writer")
 
 
 def _read_about(folder: Path) -> dict[str, Any]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 
+from rlhelpers.atomic import write_atomically
 from rlhelpers.rollouts import EngineDeadError
 from rlhelpers.rollouts.bounded import bounded
 from rlhelpers.tasks.data_files import read_objects, text_field
-from rlhelpers.training.atomic import write_atomically
 from rlhelpers.training.records import strict_json
 
 KEY = "RLHELPERS_JUDGE_KEY"

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhelpers import paths
+from rlhelpers.atomic import whole_folder
 from rlhelpers.rollouts import Completion, RolloutEngine, Sampling
 from rlhelpers.tasks.benchmarks import get_benchmark
 from rlhelpers.tasks.example import Benchmark, Example
 from rlhelpers.tasks.frames import QUERY_ANSWER, Frame
-from rlhelpers.training.atomic import whole_folder
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.provenance import provenance
