@@ -30,6 +30,10 @@ WITHOUT_A_ROW = {
     "Moments": "a record that moments writes, and nobody else",
     "RolloutEngine": "a protocol: nothing to call",
     "house_style": "takes nothing",
+    "between": "a kind of settings; test_bad_parameters feeds them",
+    "check_inputs": "test_bad_parameters feeds it",
+    "check_model": "test_bad_parameters feeds it",
+    "check_task": "test_bad_parameters feeds it",
     "group_mean": "a cell of the table of estimators, called with what _grouped has checked",
 }
 

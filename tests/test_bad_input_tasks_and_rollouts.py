@@ -67,7 +67,7 @@ def good(tokenizer, tiny_gpt2):
 NO_TRUTH = [*NOT_TEXT, "", "  ", "?", "a" * 300, "{18", "1\x0c8"]
 ROWS = [
     Row("load_task", "name", NOT_TEXT, "task: got "),
-    Row("load_task", "name", ["", "unknown", "x" * 5000, "gym"], "; accepted are tiny, gsm8k, gym/<name>, or a folder"),
+    Row("load_task", "name", ["", "unknown", "x" * 5000, "gym"], "; accepted is tiny, gsm8k, gym/<name>, or a folder"),
     Row("load_task", "n_train_examples", [*NOT_WHOLE, -1]),
     Row("load_task", "n_train_examples", [10**20], "n_train_examples: got 100000000000000000000; task 'tiny' has "),
     Row("load_task", "n_val_examples", [*NOT_WHOLE, -1]),

@@ -21,11 +21,11 @@ from nbconvert.preprocessors import ExecutePreprocessor
 from papermill.cli import papermill as papermill_command
 from processes import wait_until
 
-from rlhelpers import paths
+from rlhelpers import atomic, paths
 from rlhelpers.evidence.results import comparable, list_runs, read_curves
 from rlhelpers.evidence.runs import read_jsonl, read_metrics
 from rlhelpers.rollouts.server_process import ServerProcess, output_to
-from rlhelpers.training import atomic, loop, records
+from rlhelpers.training import loop, records
 from rlhelpers.training.config import make_config
 from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
@@ -127,7 +127,7 @@ import json, sys, warnings
 from pathlib import Path
 warnings.filterwarnings("error", category=EncodingWarning, module="rlhelpers")
 assert not sys.flags.utf8_mode and sys.getfilesystemencoding() is not None
-from rlhelpers import paths
+from rlhelpers import atomic, paths
 from rlhelpers.evidence.grid import read
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
 from rlhelpers.tasks import get_prompt, load_task

@@ -134,5 +134,5 @@ def test_the_command(roots, capsys, one_thread):
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(arguments, message, roots, capsys, monkeypatch):
     monkeypatch.setattr("rlhelpers.training.zero_shot.load_policy", None)
-    assert cli.main(["evaluate", *arguments]) == 1
+    assert cli.main(["evaluate", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"rlhelpers: {message}") and not roots[0].exists()

@@ -4,7 +4,7 @@ import os.path
 from pathlib import Path
 
 from rlhelpers import paths
-from rlhelpers.checks import check_text, check_whole
+from rlhelpers.checks import check_whole, refused
 from rlhelpers.tasks.gsm8k import load_gsm8k, read_problems
 from rlhelpers.tasks.gym import check_gym, load_gym
 from rlhelpers.tasks.judging import judge_answer
@@ -21,7 +21,8 @@ def load_task(name: str, n_train_examples: int, n_val_examples: int) -> Task:
     ValueError for an unknown name, and when a number of examples is negative, not whole, or more than the task has;
     FileNotFoundError where data must be fetched first.
     """
-    check_text(task=name)
+    if not isinstance(name, str):
+        raise refused("task", name, ACCEPTED)
     check_whole(0, n_train_examples=n_train_examples, n_val_examples=n_val_examples)
     if name.startswith("gym/"):
         return load_gym(name.removeprefix("gym/"), n_train_examples, n_val_examples)
