@@ -1,7 +1,5 @@
 """Everything that decides a run, checked before any work starts."""
 
-import difflib
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -11,14 +9,13 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainSerializer,
-    ValidationError,
     model_validator,
 )
 
 from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
-from rlhelpers.paths import file_name
 from rlhelpers.tasks.prompts import PROMPTS
 from rlhelpers.training.fingerprint import fingerprint
+from rlhelpers.training.settings import checked, describe
 
 
 def _estimator_row(value: Any) -> Any:
@@ -217,41 +214,8 @@ def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> R
         raise ValueError(f"quick: got {quick!r}; accepted are True and False")
     given = {name: value for name, value in settings.items() if value is not None}
     base = PRESETS[preset] | (QUICK if str(quick) == "True" else {})
-    try:
-        config = RunConfig(**(base | given))
-    except ValidationError as error:
-        raise ValueError("\n".join(_explain(e) for e in error.errors())) from None
+    config = checked(RunConfig, base | given)
     if config.variant is None:
-        preset_name = [preset] if preset != "tiny" else []
-        config = config.model_copy(update={"variant": _describe(config, RunConfig(**base), preset_name)})
+        first = [config.estimator.name, *([preset] if preset != "tiny" else [])]
+        config = config.model_copy(update={"variant": describe(config, RunConfig(**base), first, {"estimator"})})
     return config
-
-
-def unknown_name(name: str, known: Mapping[str, Any] | set[str]) -> str:
-    """An error line for a misspelt setting."""
-    near = difflib.get_close_matches(name, known, n=3)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"accepted are {', '.join(sorted(known))}"
-    return f"{name}: there is no such setting; {hint}"
-
-
-def _explain(error: dict[str, Any]) -> str:
-    if not error["loc"]:  # raised by _numbers_fit_together, which names its fields itself
-        return str(error["ctx"]["error"])
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "value_error":
-        return f"{name}: got {error['input']!r}; {error['ctx']['error']}"
-    if error["type"] == "extra_forbidden":
-        return unknown_name(name, RunConfig.model_fields)
-    return f"{name}: got {error['input']!r}; {error['msg'][0].lower()}{error['msg'][1:]}"
-
-
-def _describe(config: RunConfig, base: RunConfig, preset_name: list[str]) -> str:
-    """The estimator's name, the preset's, and every other setting that differs from it, as a folder name: what runs
-    with different settings never share."""
-    unnamed = {"experiment", "variant", "seed", "device", "tracker", "estimator", "checkpoint_every", "resume"}
-    differences = [
-        f"{name}={getattr(config, name)}"
-        for name in RunConfig.model_fields
-        if name not in unnamed and getattr(config, name) != getattr(base, name)
-    ]
-    return file_name(",".join([config.estimator.name, *preset_name, *differences]))

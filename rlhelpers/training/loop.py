@@ -3,14 +3,12 @@
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from rlhelpers import paths
 from rlhelpers.kernels.advantages import reward_statistics
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
@@ -18,14 +16,13 @@ from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training import components
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import RunConfig
-from rlhelpers.training.draws import derive_seed, draw_problems
+from rlhelpers.training.draws import derive_seed, draw_batch
 from rlhelpers.training.evaluation import Sample, evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
 from rlhelpers.training.policy import load_policy, make_optimizer, save_policy
-from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
 from rlhelpers.training.sampler import Sampler, make_engine
 from rlhelpers.training.scores import Scores, mismatch, score_samples, token_ids
-from rlhelpers.training.tracker import Tracker
+from rlhelpers.training.steps import Log, is_due, open_log, take_steps
 
 
 def train(config: RunConfig) -> Path:
@@ -40,21 +37,18 @@ def train(config: RunConfig) -> Path:
     versions and number of threads are; vLLM and CUDA do not repeat their own sums so exactly.
     """
     records = RunRecords(config)
-    if config.resume and records.is_complete():
-        print(f"{records.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
+    if records.says_complete():
         return records.folder
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
     policy, tokenizer = load_policy(config.model, config.device, config.gradient_checkpointing)
     run = Run(config, task, policy, tokenizer, make_engine(config, policy, tokenizer, records.folder / "engine.log"))
-    with records, Progress(config.num_rollout_steps, records.step) as progress:
+    with open_log(records, config.num_rollout_steps) as log:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(components.FILE, records.folder)
-        tracker = Tracker(config, records.about["id"], records.tracked)
         try:
-            run.train(records, progress, tracker)
+            run.train(log)
         finally:
             run.close()
-            tracker.close()
         save_policy(policy, tokenizer, records.folder / "policy")
     return records.folder
 
@@ -83,18 +77,13 @@ class Run:
         self.optimizer = make_optimizer(policy, config)
         self.tally: dict[str, Any] = {"has_learned": False, "skipped": 0.0, "reward": None}
 
-    def train(self, records: RunRecords, progress: Progress, tracker: Tracker) -> None:
-        self.remark = partial(_remark, records, progress)
-        for text in records.news:
-            progress.say(text)
-        first = self._begin() if records.checkpoint is None else self._go_on(records.take_checkpoint(), progress)
-        for step in range(first, self.config.num_rollout_steps + 1):
-            metrics = self._whole_step(step, records)
-            records.log(metrics)
-            tracker.log(metrics)
-            progress.show(metrics)
-            if step > 0 and self._is_due(step, self.config.checkpoint_every):
-                records.keep(self._checkpoint(step, records))
+    def train(self, log: Log) -> None:
+        self.remark = log.remark
+        records, last = log.records, self.config.num_rollout_steps
+        first = self._begin() if records.checkpoint is None else self._go_on(records.take_checkpoint(), log)
+        take_steps(
+            log, first, last, lambda step: self._whole_step(step, records), lambda step: self._checkpoint(step, records)
+        )
         if skipped := self.tally["skipped"]:
             self.remark(f"{skipped:.0f} updates were skipped: their loss or gradient was not finite.")
         if not self.tally["has_learned"]:
@@ -111,7 +100,7 @@ class Run:
         self.sampler.sync()
         return 0
 
-    def _go_on(self, checkpoint: Checkpoint, progress: Progress) -> int:
+    def _go_on(self, checkpoint: Checkpoint, log: Log) -> int:
         """As if the step of the checkpoint had just been done; returns the next one."""
         checkpoint.restore(self.policy, self.optimizer)
         self.tally, self.sampler.restarts = checkpoint.carried["tally"], checkpoint.carried["restarts"]
@@ -119,7 +108,7 @@ class Run:
             self.next_batch = lambda: ahead
         self.sampler.sync()
         checkpoint.restore_randomness(self.policy.device)
-        progress.say(f"Goes on after step {checkpoint.step} of {self.config.num_rollout_steps}, from its checkpoint.")
+        log.say_goes_on(checkpoint)
         return checkpoint.step + 1
 
     def _checkpoint(self, step: int, records: RunRecords) -> Checkpoint:
@@ -127,28 +116,22 @@ class Run:
         ahead = self.next_batch() if self.next_batch is not None else None  # it is there: step() has waited for it
         return Checkpoint.take(step, records.fingerprint, carried, self.policy, self.optimizer, ahead)
 
-    def _is_due(self, step: int, every: int) -> bool:
-        return step % every == 0 or step == self.config.num_rollout_steps
-
     def _whole_step(self, step: int, records: RunRecords) -> dict[str, Any]:
         """A step with all that is due after it; returns its metrics."""
-        config, started = self.config, time.perf_counter()
-        keep_rollouts = self._is_due(step, config.rollouts_every)
-        metrics: dict[str, Any] = {"step": step}
+        config, last = self.config, self.config.num_rollout_steps
+        keep_rollouts, metrics = is_due(step, config.rollouts_every, last), {}
         if step > 0:
-            train_metrics, rows = self.step(step)
-            metrics = train_metrics | metrics
+            metrics, rows = self.step(step)
             self.tally["has_learned"] |= metrics["grad_norm"] != 0
             self.tally["skipped"] += metrics.get("skipped_update", 0) * config.updates_per_step
             self.tally["reward"] = metrics["reward"]
             if keep_rollouts:
                 records.write_rollouts(step, "train", rows)
-        if self._is_due(step, config.eval_every):
+        if is_due(step, config.eval_every, last):
             val_metrics, rows = self.validate(step)
             metrics |= val_metrics
             if keep_rollouts:
                 records.write_rollouts(step, "validation", rows)
-        metrics["seconds"] = time.perf_counter() - started
         return metrics
 
     def close(self) -> None:
@@ -196,7 +179,7 @@ class Run:
         return result
 
     def _problems(self, step: int) -> list[Problem]:
-        return draw_problems(self.train_problems, step - 1, self.config.prompts_per_step, self.config.seed)
+        return draw_batch(self.train_problems, step - 1, self.config.prompts_per_step, self.config.seed)
 
     def _request(self, step: int) -> tuple[list[str], Sampling]:
         return [self.prompt(problem.question) for problem in self._problems(step)], self._sampling("train", step)
@@ -255,11 +238,6 @@ class Run:
         room = self.policy.config.max_position_embeddings - self.config.max_tokens
         fitting = [p for p in problems if len(encode(self.tokenizer, self.prompt(p.question))) <= room]
         return fitting, len(problems) - len(fitting)
-
-
-def _remark(records: RunRecords, progress: Progress, text: str) -> None:
-    records.remark(text)
-    progress.say(text)
 
 
 def _means(updates: Sequence[dict[str, Any]]) -> dict[str, Any]:

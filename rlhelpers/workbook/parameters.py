@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from rlhelpers.training.config import unknown_name
+from rlhelpers.training.settings import unknown_name
 
 HEADING = "# Parameters"  # papermill's own first line; the notebooks' parameters cells begin with it too
 
