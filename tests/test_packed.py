@@ -21,8 +21,8 @@ def file(tmp_path):
     return tmp_path / "rows.jsonl"
 
 
-def documents(tokenizer, begin):
-    return [[*begin, *tokenizer.encode(render(*row), add_special_tokens=False), tokenizer.eos_token_id] for row in ROWS]
+def documents(tokenizer, begin=(), end=(END,)):
+    return [[*begin, *tokenizer.encode(render(*row), add_special_tokens=False), *end] for row in ROWS]
 
 
 @pytest.mark.parametrize(("begin", "end"), [(None, "<eos>"), ("a", "<eos>"), (None, None)])

@@ -54,7 +54,8 @@ def complete_runs(experiment: Path) -> Iterator[dict[str, Any]]:
 
 def _describe(folder: Path) -> dict[str, Any]:
     settings = BEFORE_A_CHOICE | yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    row = {"engine_ratio_cap": None} | settings.pop("estimator")
+    # A run that learns from a file has a method and no estimator.
+    row = {"engine_ratio_cap": None} | settings.pop("estimator", {"name": settings.get("method")})
     metrics = read_metrics(folder)
     minutes = metrics["seconds"].sum() / 60
     texts = settings["experiment"], settings["variant"], row["name"]

@@ -51,7 +51,7 @@ class DPOConfig(OfflineConfig):
 # Of the supplement, which goes on from its tuned model of 8B parameters: give that as `model`.
 COURSE = {
     "model": "meta-llama/Llama-3.1-8B",
-    "task": None,
+    "task": "none",
     "gradient_accumulation_steps": 64,
     "gradient_checkpointing": True,
     "learning_rate": 1e-6,
@@ -100,12 +100,12 @@ def train(config: DPOConfig) -> Path:
     reference, _ = load_policy(config.model, config.reference_device or str(policy.device))
     pairs, too_long = _that_fit(load_pairs(config.pairs), policy, tokenizer)
     train_pairs, val_pairs = hold_out(pairs, config.n_val_pairs, config.seed)
-    steps = config.epochs * len(train_pairs) // config.batch_size
-    if steps < 1:
+    if len(train_pairs) < config.batch_size:
         raise ValueError(
             f"pairs: {config.pairs} leaves {len(train_pairs)} pairs to train on beside {len(val_pairs)} held out; "
             f"accepted are at least batch_size={config.batch_size}"
         )
+    steps = config.epochs * len(train_pairs) // config.batch_size
     optimizer = torch.optim.RMSprop(policy.parameters(), lr=config.learning_rate)
     size = config.batch_size // config.gradient_accumulation_steps
 

@@ -46,7 +46,7 @@ class OfflineConfig(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: cuda where there is one")
     gradient_checkpointing: bool = False
 
-    task: str | None = Field("tiny", description="whose validation problems are answered greedily; None: of none")
+    task: str = Field("tiny", min_length=1, description='whose validation problems are answered greedily; "none": none')
     n_val_examples: Count = 512
     max_tokens: Count = Field(64, description="longest answer to a validation problem")
 
@@ -80,7 +80,7 @@ class OfflineConfig(BaseModel):
         """The same for the same numbers; see training/fingerprint."""
         settings = self.model_dump(mode="json", exclude=set(self.PATHS))
         given = [file for file in self.files if file.is_file()]
-        return fingerprint_of(settings, [*files_of(self.model, self.task or ""), *given])
+        return fingerprint_of(settings, [*files_of(self.model, self.task), *given])
 
 
 Kind = TypeVar("Kind", bound=OfflineConfig)
@@ -163,7 +163,7 @@ def _examination(
     config: OfflineConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[[], dict[str, Any]]:
     """Has the policy answer the task's validation problems greedily; the last number of an answer counts."""
-    if config.task is None:
+    if config.task == "none":
         return dict
     task = load_task(config.task, 1, config.n_val_examples)
     engine, grader = TorchEngine(policy, tokenizer), Grader(ALPACA, task.judge)

@@ -48,7 +48,7 @@ class SFTConfig(OfflineConfig):
 # Of the supplement, whose data are UltraChat and SafetyLlama, for a model of 8B parameters.
 COURSE = {
     "model": "meta-llama/Llama-3.1-8B",
-    "task": None,
+    "task": "none",
     "seq_length": 512,
     "epochs": 1,
     "batch_size": 32,
@@ -82,8 +82,8 @@ def train(config: SFTConfig) -> Path:
         PackedSFTDataset(tokenizer, path, config.seq_length, shuffle=True, seed=config.seed)
         for path in (config.train_data, config.val_data)
     )
+    _check_sizes(config, len(pieces), len(val_pieces))
     steps = config.epochs * len(pieces) // config.batch_size
-    _check_sizes(config, steps, len(val_pieces))
     optimizer, factor = make_optimizer(policy, config), warmup_and_cosine(config.warmup, steps)
 
     def update(step: int) -> dict[str, Any]:
@@ -134,8 +134,8 @@ def _losses(policy: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     ]
 
 
-def _check_sizes(config: SFTConfig, steps: int, val_pieces: int) -> None:
-    if steps < 1:
+def _check_sizes(config: SFTConfig, pieces: int, val_pieces: int) -> None:
+    if pieces < config.batch_size:
         raise ValueError(
             f"train_data: got {config.train_data}, which is less than one batch of {config.batch_size} pieces of "
             f"{config.seq_length} tokens"
