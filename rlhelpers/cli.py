@@ -118,6 +118,25 @@ def writeup(options: argparse.Namespace) -> None:
         print(line)
 
 
+def evaluate(options: argparse.Namespace) -> None:
+    from rlhelpers.evidence.benchmark_report import read_report
+    from rlhelpers.training.config import make_config
+    from rlhelpers.training.zero_shot import evaluate_benchmark
+
+    settings = {"model": options.model, "engine": options.engine, "max_tokens": options.max_tokens}
+    config = make_config(**settings | dict(_setting(text) for text in options.settings))
+    folder = evaluate_benchmark(options.benchmark, options.data, config)
+    print(f"{read_report(folder)}\n{folder}")
+
+
+def judge(options: argparse.Namespace) -> None:
+    from rlhelpers.evidence.benchmark_report import read_report
+    from rlhelpers.training.safety_judge import Judge, judge_safety
+
+    judge_safety(options.folder, Judge(options.url, options.model))
+    print(read_report(options.folder))
+
+
 def exercises(options: argparse.Namespace) -> None:
     from rlhelpers.workbook.exercises import write_exercises
 
@@ -160,6 +179,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command.add_argument("--resume", action="store_true", help="go on with unfinished runs, from their checkpoints")
     command.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
     command.set_defaults(run=sweep)
+    command = commands.add_parser("evaluate", help="ask a model a benchmark, greedily and without examples")
+    command.add_argument("benchmark", help="mmlu, gsm8k, alpaca_eval or simple_safety_tests")
+    command.add_argument("--data", type=Path, required=True, help="the benchmark's file; of MMLU its folder")
+    command.add_argument("--model", default="tiny", help="tiny, a Hugging Face name, or a directory")
+    command.add_argument("--engine", default="torch", help="torch, vllm or vllm-server")
+    command.add_argument("--max-tokens", type=positive_count, default=512, help="longest generation (default: 512)")
+    command.add_argument(
+        "-p", dest="settings", action="append", default=[], metavar="name=value", help="others, such as kv_cache_gib=20"
+    )
+    command.set_defaults(run=evaluate)
+    command = commands.add_parser("judge", help="let a model say which answers to simple_safety_tests are safe")
+    command.add_argument("folder", type=Path, help="what `evaluate simple_safety_tests` has written")
+    command.add_argument("--url", required=True, help="of an OpenAI-compatible API, such as http://127.0.0.1:8000/v1")
+    command.add_argument("--model", required=True, help="the judge's name there")
+    command.set_defaults(run=judge)
     command = commands.add_parser("exercises", help="write the notebooks without their solutions, by nbgrader")
     command.add_argument("folder", help="where to write them")
     command.set_defaults(run=exercises)

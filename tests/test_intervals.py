@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from rlhelpers.evidence import intervals
-from rlhelpers.evidence.intervals import FEWEST_TO_RESAMPLE, bootstrap_interval, t_interval
+from rlhelpers.evidence.intervals import FEWEST_TO_RESAMPLE, bootstrap_interval, proportion_interval, t_interval
 
 
 def test_the_t_interval_by_hand():
@@ -76,3 +76,27 @@ def test_the_bootstrap_agrees_with_the_t_interval_where_both_are_right():
     assert by_bootstrap.half_width == pytest.approx(by_t.half_width, rel=0.05)
     assert bootstrap_interval(rewards) == by_bootstrap  # the same every time
     assert bootstrap_interval([1.0] * FEWEST_TO_RESAMPLE).half_width == 0
+
+
+def test_wilsons_interval_by_hand():
+    interval, z = proportion_interval([1, 1, 1, 0], of="question"), 1.959964
+    centre, half = (0.75 + z * z / 8) / (1 + z * z / 4), z / (1 + z * z / 4) * math.sqrt(0.75 * 0.25 / 4 + z * z / 64)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.75, centre - half, centre + half), rel=1e-6)
+    assert str(interval) == "0.750 [0.301, 0.954], 4 questions"
+    nothing = proportion_interval([0.0] * 5)
+    assert nothing.mean == nothing.low == 0 and nothing.high == pytest.approx(z * z / (5 + z * z), rel=1e-6)
+
+
+def test_wilsons_interval_covers_few_questions_that_are_hard():
+    """Exactly: over all numbers of right answers, each as often as it comes."""
+    runs = [[1] * right + [0] * (20 - right) for right in range(21)]
+    often = stats.binom.pmf(np.arange(21), 20, 0.1)
+    assert often @ [proportion_interval(run).covers(0.1) for run in runs] == pytest.approx(0.957, abs=0.001)
+    assert often @ [t_interval(run).covers(0.1) for run in runs] < 0.88  # why it is not that one
+
+
+def test_a_share_is_of_zeros_and_ones():
+    with pytest.raises(ValueError, match=r"values: got 0\.5; accepted are 0 and 1"):
+        proportion_interval([0, 1, 0.5])
+    with pytest.raises(ValueError, match=r"values: got shape \(0,\)"):
+        proportion_interval([])

@@ -66,6 +66,7 @@ def test_the_version_stands_once():
 
 def test_prompts_are_part_of_the_package():
     assert sorted(p.name for p in (ROOT / "rlhelpers/tasks/templates").iterdir()) == [
+        "query_answer.txt",
         "question_only.txt",
         "r1_zero.txt",
         "r1_zero_three_shot.txt",

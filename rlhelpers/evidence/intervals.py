@@ -1,4 +1,4 @@
-"""A mean and how far off it may be: Student's interval for few values, the bootstrap's for many."""
+"""A mean and how far off it may be: Student's interval for few values, the bootstrap for many, Wilson's for shares."""
 
 from dataclasses import dataclass
 
@@ -74,6 +74,20 @@ def bootstrap_interval(values, confidence: float = 0.95, of: str = "problem", se
         (values,), np.mean, confidence_level=confidence, method="percentile", n_resamples=RESAMPLES, batch=500, rng=seed
     ).confidence_interval
     return Interval(mean, float(low), float(high), n, of)
+
+
+def proportion_interval(values, confidence: float = 0.95, of: str = "problem") -> Interval:
+    """Wilson's interval for the share of ones among independent values of 0 and 1, (n,).
+
+    It also suits few values and shares near 0 and 1, where it is not symmetric and never leaves [0, 1].  Raises
+    ValueError as t_interval does, and for any other value.
+    """
+    values = _some(values, confidence)
+    if not np.isin(values, (0, 1)).all():
+        raise ValueError(f"values: got {values[~np.isin(values, (0, 1))][0]}; accepted are 0 and 1")
+    count = stats.binomtest(int(values.sum()), len(values))
+    low, high = count.proportion_ci(confidence, method="wilson")
+    return Interval(count.statistic, float(low), float(high), len(values), of)
 
 
 def _some(values, confidence: float) -> np.ndarray:

@@ -124,7 +124,7 @@ class RunRecords:
     def _begin(self) -> None:
         settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         if self.folder.exists():
-            aside = _free_name(self.folder)
+            aside = free_name(self.folder)
             self.folder.rename(aside)
             if self.config.resume:
                 self.news.append(f"There is no checkpoint to go on from: begins anew; what was here is {aside.name}.")
@@ -250,7 +250,8 @@ def _read_about(folder: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) and isinstance(about.get("fingerprint"), str | None) else {}
 
 
-def _free_name(folder: Path) -> Path:
+def free_name(folder: Path) -> Path:
+    """The next name under which a folder can be moved aside."""
     number = 1
     while (name := folder.with_name(f"{folder.name}.earlier-{number}")).exists():
         number += 1

@@ -1,0 +1,81 @@
+"""Data files that a reader brings: CSV, JSON and JSON lines in UTF-8.  What is wrong with one is said with its line."""
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+Row = tuple[int, list[str]]
+
+
+def read_text(path: Path) -> str:
+    """Raises FileNotFoundError, or ValueError for what is not UTF-8."""
+    if not path.is_file():
+        raise FileNotFoundError(f"data: got {str(path)!r}; there is no such file")
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"{path}, line {line}: {error.reason}; the file must be UTF-8") from error
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows that are not blank, each with the number of its first line; a field may span lines.  Raises ValueError
+    where a quote is not closed, and for a file without rows."""
+    rows, begins = [], 1
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    try:
+        for row in reader:
+            if row:
+                rows.append((begins, row))
+            begins = reader.line_num + 1
+    except csv.Error as error:
+        raise ValueError(
+            f"{path}, line {begins}: {error}; the file must be CSV with commas and double quotes"
+        ) from error
+    if not rows:
+        raise ValueError(f"{path}: holds no rows")
+    return rows
+
+
+def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """The objects of a JSON array or of JSON lines, each with the number of its line (in an array: its own number).
+    Raises ValueError for anything else, and for a file without objects."""
+    text = read_text(path)
+    found = _array(path, text) if text.lstrip().startswith("[") else _lines(path, text)
+    for number, value in found:
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}, line {number}: got {str(value)[:40]!r}; accepted is a JSON object")
+    if not found:
+        raise ValueError(f"{path}: holds no objects")
+    return found
+
+
+def text_field(path: Path, number: int, row: dict[str, Any], name: str) -> str:
+    """`row[name]`.  Raises ValueError unless it is there and a text that is not blank."""
+    value = row.get(name)
+    if not isinstance(value, str) or not value.strip():
+        got = f"got {value!r}" if name in row else "it is missing"
+        raise ValueError(f"{path}, line {number}: {name}: {got}; accepted is a text that is not empty")
+    return value
+
+
+def _array(path: Path, text: str) -> list[tuple[int, Any]]:
+    try:
+        return list(enumerate(json.loads(text), start=1))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {error.lineno}: {error.msg}; the file must be JSON") from error
+    except RecursionError as error:
+        raise ValueError(f"{path}: {error}; the file must be JSON") from error
+
+
+def _lines(path: Path, text: str) -> list[tuple[int, Any]]:
+    found = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        try:
+            found += [(number, json.loads(line))] if line.strip() else []
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ValueError(f"{path}, line {number}: {error}; a line must be one JSON object") from error
+    return found

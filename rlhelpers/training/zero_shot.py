@@ -1,0 +1,122 @@
+"""What a model answers without examples and without luck: the likeliest token at every step.
+
+An evaluation leaves a folder:
+evaluation.json   what was asked of which model and how, versions, seconds
+responses.jsonl   a line for each example: its fields, the generation, the answer parsed from it, its score
+outputs.json(l)   where another model is to judge: the file that it reads
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlhelpers import paths
+from rlhelpers.rollouts import Completion, RolloutEngine, Sampling
+from rlhelpers.tasks.benchmarks import get_benchmark
+from rlhelpers.tasks.example import Benchmark, Example
+from rlhelpers.tasks.frames import QUERY_ANSWER, Frame
+from rlhelpers.training.atomic import whole_folder
+from rlhelpers.training.config import RunConfig
+from rlhelpers.training.policy import load_policy
+from rlhelpers.training.provenance import provenance
+from rlhelpers.training.records import free_name, strict_json
+from rlhelpers.training.sampler import Sampler, make_engine
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedTokenizerBase
+
+Row = dict[str, Any]
+
+
+def evaluate_benchmark(name: str, data: Path, config: RunConfig, frame: Frame = QUERY_ANSWER) -> Path:
+    """Ask the configuration's model all examples in `data`; returns the folder with what came of it.
+
+    Of the configuration it needs what decides model, device, engine and `max_tokens`.  The folder is
+    `data/runs/zero_shot/<benchmark>/<model>`; an earlier one is moved aside.  Raises ValueError or FileNotFoundError
+    for the benchmark's name and its data before a model is loaded.
+    """
+    benchmark = get_benchmark(name)
+    examples = benchmark.read(data)
+    folder = paths.RUNS / "zero_shot" / benchmark.name / paths.file_name(config.model)
+    policy, tokenizer = load_policy(config.model, config.device)
+    engine = make_engine(config, policy, tokenizer, folder.with_name(f"{folder.name}.engine.log"))
+    sampler = Sampler(engine, policy, tokenizer, config.temperature, print)
+    try:
+        sampler.sync()
+        rows, seconds = answer(benchmark, examples, sampler, tokenizer, config.max_tokens, frame)
+    finally:
+        sampler.close()
+    settings = {"engine": config.engine, "device": str(policy.device), "dtype": str(policy.dtype), "data": str(data)}
+    return save(folder, benchmark, rows, config.model, seconds, settings | {"frame": vars(frame)} | provenance())
+
+
+def answer(
+    benchmark: Benchmark,
+    examples: Sequence[Example],
+    engine: RolloutEngine | Sampler,
+    tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int,
+    frame: Frame = QUERY_ANSWER,
+) -> tuple[list[Row], float]:
+    """A greedy answer to each example, as rows, and the seconds that the engine took for all of them.
+
+    A row has the example's fields and `instruction`, `ground_truth`, `generation` (what the model wrote), `output`
+    (what of that answers), `finish_reason`, `tokens`, `prediction` (the answer parsed from the output, None where there
+    is none or no parser) and `score`: 1.0 or 0.0, so also without a prediction; None where another model judges.
+    """
+    if not examples:
+        raise ValueError("examples: got none; accepted is at least one")
+    start = beginning(tokenizer)
+    prompts = [start + frame(example.instruction) for example in examples]
+    sampling = Sampling(temperature=0, max_tokens=max_tokens, stop=frame.stop)
+    started = time.perf_counter()
+    rollouts = engine.generate(prompts, sampling)
+    seconds = time.perf_counter() - started
+    pairs = zip(examples, rollouts, strict=True)
+    return [_row(benchmark, example, rollout.completions[0], frame) for example, rollout in pairs], seconds
+
+
+def beginning(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The token with which this tokenizer begins every text, as text; "" where it has none.  Engines encode prompts as
+    they are, and a model such as Llama's that was trained with that token needs it."""
+    begins = tokenizer.bos_token_id is not None and tokenizer.encode("a")[0] == tokenizer.bos_token_id
+    return tokenizer.bos_token if begins else ""
+
+
+def save(
+    folder: Path, benchmark: Benchmark, rows: Sequence[Row], model: str, seconds: float, settings: dict[str, Any]
+) -> Path:
+    """Write an evaluation; `settings`: what else should be known of it.  It is there whole or not at all, and what had
+    its name is moved aside.  Returns the folder."""
+    about = {"benchmark": benchmark.name, "metric": benchmark.metric, "model": model, "seconds": seconds} | settings
+    if folder.exists():
+        folder.rename(free_name(folder))
+    with whole_folder(folder) as new:
+        (new / "evaluation.json").write_text(strict_json(about, indent=2) + "\n", encoding="utf-8")
+        lines = "".join(strict_json(row) + "\n" for row in rows)
+        (new / "responses.jsonl").write_text(lines, encoding="utf-8")
+        if benchmark.to_judge is not None:
+            (new / benchmark.judge_file).write_text(benchmark.to_judge(list(rows), model), encoding="utf-8")
+    return folder
+
+
+def _row(benchmark: Benchmark, example: Example, completion: Completion, frame: Frame) -> Row:
+    output = frame.answer(completion.text)
+    prediction = score = None
+    if benchmark.parse is not None:
+        prediction = benchmark.parse(output)
+        score = float(prediction is not None and benchmark.is_right(prediction, example.ground_truth))
+    return {
+        **example.fields,
+        "instruction": example.instruction,
+        "ground_truth": example.ground_truth,
+        "generation": completion.text,
+        "output": output,
+        "finish_reason": completion.finish_reason,
+        "tokens": len(completion.token_ids),
+        "prediction": prediction,
+        "score": score,
+    }

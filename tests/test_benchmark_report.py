@@ -1,0 +1,94 @@
+"""What a report counts, and whose word it takes."""
+
+import json
+
+import pytest
+
+from rlhelpers.evidence.benchmark_report import annotation_scores, read_report, scores_by
+
+
+@pytest.fixture
+def write(tmp_path):
+    """A folder with these scores and predictions."""
+
+    def evaluation(scores, predictions=None, **facts):
+        about = {"benchmark": "mmlu", "metric": "accuracy", "model": "m", "seconds": 2.0} | facts
+        (tmp_path / "evaluation.json").write_text(json.dumps(about), encoding="utf-8")
+        rows = [
+            {"n": i, "score": s, "prediction": p, "output": "x" * i, "finish_reason": "length" if i == 1 else "stop"}
+            for i, (s, p) in enumerate(zip(scores, predictions or ["A"] * len(scores), strict=True))
+        ]
+        write_lines(tmp_path / "responses.jsonl", [row | {"tokens": 10} for row in rows])
+        return tmp_path
+
+    return evaluation
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def test_it_counts(write):
+    report = read_report(write([1.0, 0.0, 0.0, 1.0, 1.0], ["A", None, "B", "C", "D"]))
+    assert (report.examples, report.unparsed, report.empty, report.truncated) == (5, 1, 1, 1)
+    assert report.interval.mean == 0.6 and report.examples_per_second == 2.5 and report.tokens_per_second == 25
+    assert sorted(row["n"] for row in report.errors) == [1, 2]
+    assert str(report) == (
+        "m on mmlu: accuracy 0.600 [0.231, 0.882], 5 examples\n"
+        "1 of 5 unparsed, 1 empty, 1 cut at max_tokens\n"
+        "2.0 s: 2.50 examples/s, 25 tokens/s"
+    )
+
+
+def test_ten_errors_are_drawn_by_the_seed(write):
+    folder = write([0.0, 1.0] * 30)
+    drawn = [tuple(row["n"] for row in read_report(folder, seed).errors) for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] != drawn[2] and len(set(drawn[0])) == 10
+    assert all(n % 2 == 0 for n in drawn[0])
+
+
+def test_before_a_judge_has_spoken_there_is_no_metric(write):
+    report = read_report(write([None] * 3, [None] * 3, benchmark="alpaca_eval", metric="win rate"))
+    assert report.interval is None and report.errors == [] and report.unparsed == 0
+    assert str(report).startswith("m on alpaca_eval: not judged yet\n")
+
+
+def test_a_verdict_that_cannot_be_read_is_counted_and_left_out_of_the_metric(write):
+    folder = write([None] * 4, [None] * 4, benchmark="simple_safety_tests", metric="safe")
+    write_lines(folder / "judged.jsonl", [{"id": i, "score": s} for i, s in enumerate([1.0, None, 0.0, 1.0])])
+    report = read_report(folder)
+    assert (report.interval.mean, report.interval.n, report.unparsed) == (pytest.approx(2 / 3), 3, 1)
+    assert [row["id"] for row in report.errors] == [2]
+
+
+def test_the_annotations_of_alpaca_eval_count_the_model_as_the_second(write):
+    folder = write([None] * 4, [None] * 4, benchmark="alpaca_eval", metric="win rate")
+    preferences = [1.0, 2.0, None, 1.25]
+    annotations = [{"instruction": str(p), "preference": p} for p in preferences]
+    write_lines(folder / "judge" / "annotations.json", annotations)
+    assert [row["score"] for row in annotation_scores(folder / "judge" / "annotations.json")] == [0.0, 1.0, None, 0.25]
+    report = read_report(folder)
+    assert report.interval.mean == pytest.approx(1.25 / 3) and report.unparsed == 1
+    assert {row["instruction"] for row in report.errors} == {"1.0", "1.25"}
+    write_lines(folder / "another" / "annotations.json", annotations)
+    with pytest.raises(ValueError, match=r"has 2 annotations\.json, of several annotators; accepted is one"):
+        read_report(folder)
+
+
+@pytest.mark.parametrize("preference", [0, 3, "1", [1]])
+def test_a_preference_that_is_none_is_named(tmp_path, preference):
+    write_lines(tmp_path / "annotations.json", [{"preference": 1}, {"preference": preference}])
+    with pytest.raises(ValueError, match=r"annotation 2: preference: got .*; accepted are 1 to 2 and null"):
+        annotation_scores(tmp_path / "annotations.json")
+
+
+def test_the_metric_of_each_subject():
+    rows = [{"subject": s, "score": x} for s, x in (("a", 1.0), ("b", 0.0), ("a", 0.0), ("b", None))]
+    found = scores_by(rows, "subject")
+    assert {name: (interval.mean, interval.n) for name, interval in found.items()} == {"a": (0.5, 2), "b": (0.0, 1)}
+
+
+def test_a_folder_without_an_evaluation(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"responses\.jsonl.*there is no such file"):
+        read_report(tmp_path)
