@@ -10,6 +10,7 @@ from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.kernels.preferences import compute_dpo_losses
 from rlhelpers.tasks.instructions import ALPACA
 from rlhelpers.tasks.preference_pairs import PreferencePair, write_pairs
+from rlhelpers.training import dpo, offline
 from rlhelpers.training.dpo import (
     compute_per_instance_dpo_loss,
     describe_rewards,
@@ -63,6 +64,33 @@ def test_rewards_in_numbers():
             "rejected_reward": 2 / 3,
         }
     )
+
+
+@pytest.mark.parametrize(("accuracies", "best"), [([0.5, 0.6, 0.9, 0.9, 0.7], 2), ([1.0, 0.2, 0.1, 0.1, 0.1], 1)])
+def test_the_best_weights_are_the_first_with_the_highest_accuracy(tmp_path, monkeypatch, accuracies, best):
+    """Those before the first update do not count."""
+    write_model(tmp_path / "model")
+    write_pairs(tmp_path / "pairs.jsonl", PAIRS)
+    found, saved, validations = iter(accuracies), [], []
+    describe = dpo.describe_rewards
+
+    def described(rewards):
+        metrics = describe(rewards)
+        if len(rewards) == 1 and len(rewards[0]["chosen_rewards"]) == 3:  # the pairs held out, and no batch
+            validations.append(None)
+            metrics["accuracy"] = next(found)
+        return metrics
+
+    monkeypatch.setattr(dpo, "describe_rewards", described)
+    monkeypatch.setattr(offline, "save_policy", lambda *_: saved.append((len(validations) - 1, _[2].name)))
+    settings = {
+        "model": str(tmp_path / "model"),
+        "pairs": str(tmp_path / "pairs.jsonl"),
+        "task": "none",
+        "eval_every": 1,
+    }
+    train(make_dpo_config(**settings, device="cpu", n_val_pairs=3, batch_size=5, gradient_accumulation_steps=1))
+    assert [at for at, name in saved if name == "best"][-1] == best and saved[-1] == (4, "policy")
 
 
 def test_the_preferred_response_becomes_the_likelier_one(tmp_path):

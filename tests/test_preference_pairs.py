@@ -49,7 +49,7 @@ def test_missing_files_are_named(folder):
 def test_a_broken_line_is_named_with_its_file_and_number(folder):
     file = folder / "helpful-online.jsonl.gz"
     file.write_bytes(gzip.compress(b'{"chosen": "a", "rejected": "b"}\n{"chosen": "a"}\n'))
-    with pytest.raises(ValueError, match=r"helpful-online\.jsonl\.gz, line 2: KeyError\('rejected'\)"):
+    with pytest.raises(ValueError, match=r"helpful-online\.jsonl\.gz, line 2: rejected: it is missing"):
         load_hh(folder)
 
 

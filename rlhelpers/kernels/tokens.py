@@ -62,6 +62,13 @@ def pad_prompts_and_outputs(
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "response_mask": is_output[:, 1:]}
 
 
+def beginning(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The token with which this tokenizer begins every text, as text; "" where it has none.  Engines encode prompts as
+    they are, and a model such as Llama's that was trained with that token needs it."""
+    begins = tokenizer.bos_token_id is not None and tokenizer.encode("a")[0] == tokenizer.bos_token_id
+    return tokenizer.bos_token if begins else ""
+
+
 def padding_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """The id that fills short rows: PAD, else EOS, else 0.  It is never attended to from a real position."""
     for token_id in (tokenizer.pad_token_id, tokenizer.eos_token_id):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from rlhelpers.tasks.boxes import Boxes
-from rlhelpers.tasks.jsonl import read_texts
+from rlhelpers.tasks.data_files import read_texts
 from rlhelpers.tasks.parsers import parse_gsm8k_response
 from rlhelpers.tasks.prompts import SLOT, TEMPLATES, Prompt
 
@@ -44,8 +44,8 @@ def render(instruction: str, response: str) -> str:
 
 
 def read_instructions(path: Path) -> list[tuple[str, str]]:
-    """(prompt, response) of every line of a file of JSON objects with these two texts.
+    """(prompt, response) of every line of a file of JSON objects with these two texts, plain or gzipped.
 
     Raises FileNotFoundError where it is missing, and ValueError naming file and line.
     """
-    return [(row["prompt"], row["response"]) for _, row in read_texts(path, "prompt", "response")]
+    return [(row["prompt"], row["response"]) for row in read_texts(path, "prompt", "response")]

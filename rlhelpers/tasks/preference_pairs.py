@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from rlhelpers.tasks.jsonl import read_texts, write_texts
+from rlhelpers.tasks.data_files import read_texts, write_texts
 
 HH = ("harmless-base", "helpful-base", "helpful-online", "helpful-rejection-sampled")
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
@@ -28,7 +28,7 @@ FIELDS = tuple(field.name for field in fields(PreferencePair))
 def load_pairs(path: str | Path) -> list[PreferencePair]:
     """From a folder with the files of HH, or from a file that `write_pairs` wrote."""
     path = Path(path)
-    return load_hh(path) if path.is_dir() else [PreferencePair(**row) for _, row in read_texts(path, *FIELDS)]
+    return load_hh(path) if path.is_dir() else [PreferencePair(**row) for row in read_texts(path, *FIELDS)]
 
 
 def write_pairs(path: Path, pairs: Iterable[PreferencePair]) -> None:
@@ -53,7 +53,7 @@ def load_hh(folder: str | Path) -> list[PreferencePair]:
         raise FileNotFoundError(f"{folder}: no {', '.join(missing)}; the four files of Anthropic's HH are needed")
     pairs = []
     for name, file in zip(HH, files, strict=True):
-        for _, row in read_texts(file, "chosen", "rejected"):
+        for row in read_texts(file, "chosen", "rejected"):
             chosen, rejected = _single_turn(row["chosen"]), _single_turn(row["rejected"])
             if chosen and rejected and chosen[0] == rejected[0]:
                 pairs.append(PreferencePair(chosen[0], chosen[1], rejected[1], name))

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from rlhelpers.kernels.preferences import compute_dpo_losses, implicit_reward_accuracy
 from rlhelpers.kernels.tokens import encode
-from rlhelpers.tasks.instructions import ALPACA
 from rlhelpers.tasks.preference_pairs import PreferencePair, files_of_pairs, load_pairs
 from rlhelpers.training.config import Count
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import Lesson, OfflineConfig, descend, learn, make_offline_config
+from rlhelpers.training.offline import Lesson, OfflineConfig, alpaca_prompt, descend, learn, make_offline_config
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.records import RunRecords
 
@@ -79,14 +78,15 @@ def compute_per_instance_dpo_loss(
     """The DPO loss of one pair, a scalar on the policy's device with gradient to `lm`: the instruction is written in
     the template of Alpaca, and the rest is as in kernels.preferences.compute_dpo_losses."""
     losses, _ = compute_dpo_losses(
-        lm, lm_ref, tokenizer, beta, [ALPACA(prompt)], [response_chosen], [response_rejected]
+        lm, lm_ref, tokenizer, beta, [alpaca_prompt(tokenizer)(prompt)], [response_chosen], [response_rejected]
     )
     return losses[0]
 
 
 def train(config: DPOConfig) -> Path:
     """Train as the configuration says, by RMSprop; returns the run's folder, which is as that of an RL run
-    (training/records).  The model that it begins with is the reference.
+    (training/records).  The model that it begins with is the reference.  `best` in the folder has the weights of the
+    validation with the highest `val_accuracy`, the earliest of them.
 
     Metrics of each update and, named `val_...`, of the pairs that are held out: `loss`; `accuracy`, the share of pairs
     whose chosen response has the larger implicit reward; `margin` with its tenth and ninetieth percentiles,
@@ -131,7 +131,7 @@ def train(config: DPOConfig) -> Path:
         return {f"val_{name}": value for name, value in metrics.items()}
 
     remarks = [f"{too_long} pairs exceed the model's context and are left out."] if too_long else []
-    return learn(records, policy, tokenizer, Lesson(steps, optimizer, update, validate, remarks))
+    return learn(records, policy, tokenizer, Lesson(steps, optimizer, update, validate, "val_accuracy", remarks))
 
 
 def losses_of(
@@ -142,7 +142,7 @@ def losses_of(
     beta: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """compute_dpo_losses of pairs, their instructions in the template of Alpaca."""
-    prompts = [ALPACA(pair.instruction) for pair in pairs]
+    prompts = list(map(alpaca_prompt(tokenizer), [pair.instruction for pair in pairs]))
     chosen, rejected = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
     return compute_dpo_losses(policy, reference, tokenizer, beta, prompts, chosen, rejected)
 
@@ -180,11 +180,11 @@ def _that_fit(
     pairs: Sequence[PreferencePair], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[PreferencePair], int]:
     """The pairs both of whose texts fit the model's context with an end, and how many do not."""
-    context = policy.config.max_position_embeddings
+    context, prompt = policy.config.max_position_embeddings, alpaca_prompt(tokenizer)
 
     def length(pair: PreferencePair) -> int:
         response = max(len(encode(tokenizer, text)) for text in (pair.chosen, pair.rejected))
-        return len(encode(tokenizer, ALPACA(pair.instruction))) + response + 1
+        return len(encode(tokenizer, prompt(pair.instruction))) + response + 1
 
     fitting = [pair for pair in pairs if length(pair) <= context]
     return fitting, len(pairs) - len(fitting)

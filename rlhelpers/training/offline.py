@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeVar
 
@@ -13,9 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rlhelpers.eval_mode import eval_mode
+from rlhelpers.kernels.tokens import beginning
 from rlhelpers.kernels.update import clip_and_step
 from rlhelpers.rollouts import Sampling, TorchEngine
-from rlhelpers.tasks import Grader, load_task
+from rlhelpers.tasks import Grader, Prompt, load_task
 from rlhelpers.tasks.instructions import ALPACA
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import Count, Name
@@ -105,28 +107,34 @@ def make_offline_config(
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a run does.  `update(step)`, from 1, moves the weights once; both functions return metrics."""
+    """What a run does.  `update(step)`, from 1, moves the weights once; both functions return metrics.  `best_by`: the
+    validation metric by whose highest value the policy is kept in the folder `best` too."""
 
     steps: int
     optimizer: Optimizer
     update: Callable[[int], dict[str, Any]]
     validate: Callable[[], dict[str, Any]]
-    remarks: Sequence[str] = field(default=())
+    best_by: str | None = None
+    remarks: Sequence[str] = ()
 
 
 def learn(records: RunRecords, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lesson: Lesson) -> Path:
     """Every step of the lesson with all that is due after it; returns the run's folder, with the policy in it."""
-    config, optimizer = records.config, lesson.optimizer
+    config, carried = records.config, {"best": -math.inf}
     examine = _examination(config, policy, tokenizer)
 
     def step(number: int) -> dict[str, Any]:
         metrics = lesson.update(number) if number > 0 else {}
         if is_due(number, config.eval_every, lesson.steps):
             metrics |= lesson.validate() | examine()
+            if number > 0 and lesson.best_by is not None and metrics[lesson.best_by] > carried["best"]:
+                carried["best"] = metrics[lesson.best_by]
+                save_policy(policy, tokenizer, records.folder / "best")
         return metrics
 
     def take_checkpoint(number: int) -> Checkpoint:
-        return Checkpoint.take(number, records.fingerprint, {"remarks": records.remarks}, policy, optimizer, None)
+        kept = carried | {"remarks": records.remarks}
+        return Checkpoint.take(number, records.fingerprint, kept, policy, lesson.optimizer, None)
 
     with open_log(records, lesson.steps) as log:
         first = 0
@@ -135,8 +143,9 @@ def learn(records: RunRecords, policy: PreTrainedModel, tokenizer: PreTrainedTok
                 log.remark(text)
         else:
             checkpoint = records.take_checkpoint()
-            checkpoint.restore(policy, optimizer)
+            checkpoint.restore(policy, lesson.optimizer)
             checkpoint.restore_randomness(policy.device)
+            carried["best"] = checkpoint.carried["best"]
             log.say_goes_on(checkpoint)
             first = checkpoint.step + 1
         take_steps(log, first, lesson.steps, step, take_checkpoint)
@@ -159,6 +168,12 @@ def descend(
     return {"loss": total.item()} | clip_and_step(policy, optimizer, total, max_grad_norm)
 
 
+def alpaca_prompt(tokenizer: PreTrainedTokenizerBase) -> Prompt:
+    """The template of Alpaca after the token with which this tokenizer begins every text, if it does: a model that is
+    tuned on such documents answers to such prompts."""
+    return replace(ALPACA, template=beginning(tokenizer) + ALPACA.template)
+
+
 def _examination(
     config: OfflineConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[[], dict[str, Any]]:
@@ -166,7 +181,7 @@ def _examination(
     if config.task == "none":
         return dict
     task = load_task(config.task, 1, config.n_val_examples)
-    engine, grader = TorchEngine(policy, tokenizer), Grader(ALPACA, task.judge)
+    engine, grader = TorchEngine(policy, tokenizer), Grader(alpaca_prompt(tokenizer), task.judge)
     sampling = Sampling(temperature=0, max_tokens=config.max_tokens)
 
     def examine() -> dict[str, Any]:
