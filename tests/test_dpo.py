@@ -89,7 +89,11 @@ def test_the_best_weights_are_the_first_with_the_highest_accuracy(tmp_path, monk
         "task": "none",
         "eval_every": 1,
     }
-    train(make_dpo_config(**settings, device="cpu", n_val_pairs=3, batch_size=5, gradient_accumulation_steps=1))
+    train(
+        make_dpo_config(
+            **settings, device="cpu", n_val_pairs=3, batch_size=5, gradient_accumulation_steps=1, eval_every=1
+        )
+    )
     assert [at for at, name in saved if name == "best"][-1] == best and saved[-1] == (4, "policy")
 
 
