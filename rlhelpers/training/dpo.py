@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 class DPOConfig(OfflineConfig):
-    """The defaults are the supplement's, but for the learning rate, which is for the tiny model.  A batch has
+    """The defaults are the supplement's, but for epochs and learning rate, which are for the tiny model.  A batch has
     `batch_size` pairs."""
 
     PATHS: ClassVar[tuple[str, ...]] = ("pairs",)
@@ -39,8 +39,9 @@ class DPOConfig(OfflineConfig):
     n_val_pairs: Count = 200
     batch_size: Count = 64
     gradient_accumulation_steps: Count = 2
-    learning_rate: float = Field(1e-4, gt=0, le=1)
-    eval_every: Count = 5
+    epochs: Count = 2
+    learning_rate: float = Field(3e-5, gt=0, le=1)
+    eval_every: Count = 6
 
     @property
     def files(self) -> list[Path]:
@@ -51,6 +52,7 @@ class DPOConfig(OfflineConfig):
 COURSE = {
     "model": "meta-llama/Llama-3.1-8B",
     "task": "none",
+    "epochs": 1,
     "gradient_accumulation_steps": 64,
     "gradient_checkpointing": True,
     "learning_rate": 1e-6,

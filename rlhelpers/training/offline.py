@@ -49,7 +49,7 @@ class OfflineConfig(BaseModel):
     gradient_checkpointing: bool = False
 
     task: str = Field("tiny", min_length=1, description='whose validation problems are answered greedily; "none": none')
-    n_val_examples: Count = 512
+    n_val_examples: Count = 256
     max_tokens: Count = Field(64, description="longest answer to a validation problem")
 
     epochs: Count = 1

@@ -42,7 +42,7 @@ class SFTConfig(OfflineConfig):
     warmup: float = Field(0.03, ge=0, le=1, description="share of the steps over which the rate rises")
     betas: tuple[Rate, Rate] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
-    eval_every: Count = 10
+    eval_every: Count = 20
 
 
 # Of the supplement, whose data are UltraChat and SafetyLlama, for a model of 8B parameters.

@@ -1,4 +1,4 @@
-"""The exercise of notebook 08: the loss of DPO."""
+"""The exercises of notebook 08: the loss of DPO, and which tokens are summed."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.workbook.checks.exercise import Exercise, Property
 
 
@@ -50,6 +51,60 @@ dpo_loss = Exercise(
         "the mean over the pairs": lambda **given: _loss(**given).mean(),
         "the logarithm of a sigmoid, which becomes 0": lambda chosen, rejected, chosen_ref, rejected_ref, beta: (
             -torch.sigmoid(beta * ((chosen - chosen_ref) - (rejected - rejected_ref))).log()
+        ),
+    },
+)
+
+
+def _rows(*rows: tuple[list[int], list[int]], pad_id: int) -> dict:
+    prompts, responses = zip(*rows, strict=True)
+    labels = pad_prompts_and_outputs(prompts, responses, pad_id)["labels"]
+    return {
+        "log_probs": -torch.arange(1.0, labels.numel() + 1).view(labels.shape),
+        "labels": labels,
+        "prompt_lengths": torch.tensor([len(prompt) for prompt in prompts]),
+        "response_lengths": torch.tensor([len(response) for response in responses]),
+        "pad_id": pad_id,
+    }
+
+
+def _alone() -> Iterator[dict]:
+    yield _rows(([5], [6, 7]), pad_id=0)
+    yield _rows(([5, 5, 8], [6, 7, 9]), pad_id=0)
+
+
+def _padded() -> Iterator[dict]:
+    yield _rows(([5], [6, 7]), ([5, 5], [6, 7, 8]), pad_id=0)
+
+
+def _end_is_padding() -> Iterator[dict]:
+    yield _rows(([5], [6, 1]), pad_id=1)
+    yield _rows(([5], [6, 1]), ([5, 8], [6, 7, 7, 1]), pad_id=1)
+
+
+def _response_sums(
+    log_probs: Tensor, labels: Tensor, prompt_lengths: Tensor, response_lengths: Tensor, pad_id: int
+) -> Tensor:
+    position = torch.arange(1, labels.shape[1] + 1)  # of the label in its row
+    start = prompt_lengths[:, None]
+    return torch.where((position >= start) & (position < start + response_lengths[:, None]), log_probs, 0.0).sum(dim=1)
+
+
+response_sums = Exercise(
+    "response_sums",
+    _response_sums,
+    (
+        Property("over the tokens of the response, and none of the prompt", _alone),
+        Property("not over padding", _padded),
+        Property("over the end of the text too, also where the tokenizer pads with it", _end_is_padding),
+    ),
+    {
+        "the prompt in the sum": lambda log_probs, labels, prompt_lengths, response_lengths, pad_id: torch.where(
+            labels != pad_id, log_probs, 0.0
+        ).sum(dim=1),
+        "a mean instead of a sum": lambda **given: _response_sums(**given) / given["response_lengths"],
+        "a mask that is one place late": lambda log_probs, labels, prompt_lengths, response_lengths, pad_id: (
+            _response_sums(log_probs, labels, prompt_lengths + 1, response_lengths, pad_id)
         ),
     },
 )
