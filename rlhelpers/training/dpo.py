@@ -92,8 +92,9 @@ def train(config: DPOConfig) -> Path:
 
     Metrics of each update and, named `val_...`, of the pairs that are held out: `loss`; `accuracy`, the share of pairs
     whose chosen response has the larger implicit reward; `margin` with its tenth and ninetieth percentiles,
-    `chosen_reward` and `rejected_reward`, means in nats.  With a task, `val_reward` and what evaluation.evaluate gives
-    besides.  With `resume` it goes on as an RL run does.  Raises ValueError before the folder is made.
+    `chosen_reward` and `rejected_reward`, means in nats.  With a task, `val_reward`, of one sampled answer to each
+    validation problem, and what evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on
+    as an RL run does.  Raises ValueError before the folder is made.
     """
     records = RunRecords(config)
     if records.says_complete():

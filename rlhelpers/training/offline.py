@@ -21,6 +21,7 @@ from rlhelpers.tasks import Grader, Prompt, load_task
 from rlhelpers.tasks.instructions import ALPACA
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import Count, Name
+from rlhelpers.training.draws import derive_seed
 from rlhelpers.training.evaluation import evaluate
 from rlhelpers.training.fingerprint import files_of, fingerprint_of
 from rlhelpers.training.policy import save_policy
@@ -48,7 +49,7 @@ class OfflineConfig(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto: cuda where there is one")
     gradient_checkpointing: bool = False
 
-    task: str = Field("tiny", min_length=1, description='whose validation problems are answered greedily; "none": none')
+    task: str = Field("tiny", min_length=1, description='whose validation problems are answered; "none": none')
     n_val_examples: Count = 256
     max_tokens: Count = Field(64, description="longest answer to a validation problem")
 
@@ -126,7 +127,7 @@ def learn(records: RunRecords, policy: PreTrainedModel, tokenizer: PreTrainedTok
     def step(number: int) -> dict[str, Any]:
         metrics = lesson.update(number) if number > 0 else {}
         if is_due(number, config.eval_every, lesson.steps):
-            metrics |= lesson.validate() | examine()
+            metrics |= lesson.validate() | examine(number)
             if number > 0 and lesson.best_by is not None and metrics[lesson.best_by] > carried["best"]:
                 carried["best"] = metrics[lesson.best_by]
                 save_policy(policy, tokenizer, records.folder / "best")
@@ -176,16 +177,21 @@ def alpaca_prompt(tokenizer: PreTrainedTokenizerBase) -> Prompt:
 
 def _examination(
     config: OfflineConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> Callable[[], dict[str, Any]]:
-    """Has the policy answer the task's validation problems greedily; the last number of an answer counts."""
+) -> Callable[[int], dict[str, Any]]:
+    """Has the policy answer the task's validation problems, and takes the last number of each answer: sampled once, as
+    RL runs validate, and greedily, as the supplement evaluates."""
     if config.task == "none":
-        return dict
-    task = load_task(config.task, 1, config.n_val_examples)
-    engine, grader = TorchEngine(policy, tokenizer), Grader(alpaca_prompt(tokenizer), task.judge)
-    sampling = Sampling(temperature=0, max_tokens=config.max_tokens)
+        return lambda step: {}
+    problems = load_task(config.task, 1, config.n_val_examples)
+    engine, grader = TorchEngine(policy, tokenizer), Grader(alpaca_prompt(tokenizer), problems.judge)
 
-    def examine() -> dict[str, Any]:
+    def answers(temperature: float, step: int) -> dict[str, Any]:
+        seed = derive_seed(config.seed, "validation", step)
+        sampling = Sampling(temperature=temperature, max_tokens=config.max_tokens, seed=seed)
+        return evaluate(engine, problems.validation, grader, sampling)[0]
+
+    def examine(step: int) -> dict[str, Any]:
         engine.sync_weights(policy)
-        return evaluate(engine, task.validation, grader, sampling)[0]
+        return answers(1.0, step) | {"val_greedy_reward": answers(0.0, step)["val_reward"]}
 
     return examine

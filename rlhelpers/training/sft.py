@@ -71,7 +71,8 @@ def train(config: SFTConfig) -> Path:
     """Tune as the configuration says; returns the run's folder, which is as that of an RL run (training/records).
 
     Metrics: `loss`, `learning_rate` and `grad_norm` of each update, `val_loss` on all pieces of val_data, both in nats
-    per token; and with a task `val_reward` and what evaluation.evaluate gives besides.  With `resume` it goes on as an
+    per token; and with a task `val_reward`, of one sampled answer to each validation problem,
+    and what evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on as an
     RL run does.  Raises ValueError before the folder is made.
     """
     records = RunRecords(config)
