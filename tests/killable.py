@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, Olmo2Config, Olmo2ForCausalLM, PreTraine
 from rlhelpers import paths
 from rlhelpers.atomic import NotWrittenError
 from rlhelpers.kernels.estimator import Estimator
-from rlhelpers.training import checkpoint, loop, records
+from rlhelpers.training import checkpoint, loop, progress, records
 from rlhelpers.training.config import make_config
 
 CONTEXT = multiprocessing.get_context("forkserver")
@@ -175,7 +175,7 @@ MOMENTS = {
         "write_rollouts",
         lambda self, step, split, _: _cut(self.folder / f"rollouts/step_{step:05d}_{split}.jsonl"),
     ),
-    "logged and no checkpoint": _after(loop.Progress, "show", _die),
+    "logged and no checkpoint": _after(progress.Progress, "show", _die),
     "a checkpoint": _after(checkpoint.Checkpoint, "save", _die),
     "half the policy": _after(PreTrainedModel, "save_pretrained", lambda _, folder: _cut_all(folder)),
     "the policy": _after(loop, "save_policy", _die),

@@ -1,8 +1,10 @@
 """Data files that a reader brings: what is read, and that whatever is wrong is said with its line."""
 
+import gzip
+
 import pytest
 
-from rlhelpers.tasks.data_files import read_csv, read_objects, read_text, text_field
+from rlhelpers.tasks.data_files import read_csv, read_objects, read_text, read_texts, text_field, write_texts
 
 
 @pytest.fixture
@@ -67,3 +69,19 @@ def test_a_text_field_is_kept_as_it_is(tmp_path):
     for row, got in (({}, "it is missing"), ({"a": " "}, "got ' '"), ({"a": 3}, "got 3"), ({"a": None}, "got None")):
         with pytest.raises(ValueError, match=f"line 3: a: {got}; accepted is a text that is not empty"):
             text_field(tmp_path, 3, row, "a")
+
+
+def test_a_name_that_ends_in_gz_is_unzipped(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"a": "1"}\n'))
+    assert read_objects(path) == [(1, {"a": "1"})]
+    for broken in (b'{"a": "1"}\n', gzip.compress(b'{"a": "1"}\n')[:-6]):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"rows\.jsonl\.gz: .*; the file must be gzipped, as its name says"):
+            read_objects(path)
+
+
+def test_texts_that_were_written_are_read(tmp_path):
+    rows = [{"a": "’\u2028\n", "b": "", "c": "left behind"}, {"a": "1", "b": "{x}"}]
+    write_texts(tmp_path / "new" / "rows.jsonl", rows)
+    assert read_texts(tmp_path / "new" / "rows.jsonl", "a", "b") == [{"a": row["a"], "b": row["b"]} for row in rows]

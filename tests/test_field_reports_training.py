@@ -33,7 +33,7 @@ from rlhelpers.training import checkpoint, components
 from rlhelpers.training.cautions import cautions, unmoved_share
 from rlhelpers.training.checkpoint import Checkpoint, newest
 from rlhelpers.training.config import make_config
-from rlhelpers.training.draws import draw_problems
+from rlhelpers.training.draws import draw_batch
 from rlhelpers.training.evaluation import evaluate, flatten, truncated_fraction
 from rlhelpers.training.loop import train
 from rlhelpers.training.policy import make_optimizer
@@ -113,7 +113,7 @@ def test_b11_a_group_is_of_one_prompt(run, tiny_gpt2, tokenizer):
 def test_b13_ten_problems_in_batches_of_four_go_round(run):
     """Policy: an endless stream in which every epoch is a new shuffle, no batch short, none dropped."""
     problems = [Problem(f"{i}", f"{i}") for i in range(10)]
-    batches = [draw_problems(problems, batch, 4, seed=0) for batch in range(5)]
+    batches = [draw_batch(problems, batch, 4, seed=0) for batch in range(5)]
     assert {len(batch) for batch in batches} == {4}
     assert Counter(problem.answer for batch in batches for problem in batch) == {f"{i}": 2 for i in range(10)}
     assert read_about(run[0])["status"] == "complete" and len(run[1]) == 3  # three batches of four, of ten

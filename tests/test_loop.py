@@ -15,7 +15,7 @@ from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
 from rlhelpers.tasks.grading import REASONS
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
-from rlhelpers.training.loop import derive_seed, draw_problems, train
+from rlhelpers.training.loop import derive_seed, draw_batch, train
 from rlhelpers.training.sampler import NotInSyncError
 
 SMALL = {
@@ -269,10 +269,10 @@ def test_without_vllm_nothing_is_loaded_or_made(engine, monkeypatch):
 
 def test_batches_of_problems_go_through_every_problem_once_an_epoch():
     problems = list(range(10))
-    drawn = [p for batch in range(10) for p in draw_problems(problems, batch, 3, seed=0)]
+    drawn = [p for batch in range(10) for p in draw_batch(problems, batch, 3, seed=0)]
     epochs = [drawn[i : i + 10] for i in range(0, 30, 10)]
     assert all(sorted(epoch) == problems for epoch in epochs) and epochs[0] != epochs[1]
-    assert drawn != [p for batch in range(10) for p in draw_problems(problems, batch, 3, seed=1)]
+    assert drawn != [p for batch in range(10) for p in draw_batch(problems, batch, 3, seed=1)]
 
 
 def test_every_use_of_randomness_has_its_own_seed():

@@ -9,11 +9,12 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhelpers import cli
 from rlhelpers.evidence.benchmark_report import read_report, read_rows
+from rlhelpers.kernels.tokens import beginning
 from rlhelpers.rollouts import Completion, Rollout
 from rlhelpers.tasks.benchmarks import BENCHMARKS
 from rlhelpers.tasks.frames import QUERY_ANSWER, Frame
 from rlhelpers.training.config import make_config
-from rlhelpers.training.zero_shot import answer, beginning, evaluate_benchmark, save
+from rlhelpers.training.zero_shot import answer, evaluate_benchmark, save
 
 DATA = Path(__file__).with_name("data")
 FILES = {

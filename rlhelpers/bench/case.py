@@ -15,7 +15,7 @@ from rlhelpers.rollouts import Rollout, Sampling
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training.config import RunConfig, make_config
 from rlhelpers.training.evaluation import flatten
-from rlhelpers.training.loop import derive_seed, draw_problems
+from rlhelpers.training.loop import derive_seed, draw_batch
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.scores import token_ids
 
@@ -69,7 +69,7 @@ class Case:
 
     def problems(self, number: int) -> list[Problem]:
         """Those of the run's step 1, 2, ..."""
-        return draw_problems(self.task.train, number - 1, self.config.prompts_per_step, self.config.seed)
+        return draw_batch(self.task.train, number - 1, self.config.prompts_per_step, self.config.seed)
 
     def prompts(self, number: int) -> list[str]:
         return [self.grader.prompt(problem.question) for problem in self.problems(number)]

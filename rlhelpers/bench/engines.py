@@ -21,7 +21,7 @@ from rlhelpers.bench.rounds import Clock, Spread, in_turns
 from rlhelpers.rollouts import RolloutEngine, Sampling
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import make_config
-from rlhelpers.training.loop import draw_problems
+from rlhelpers.training.loop import draw_batch
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.sampler import make_engine
 
@@ -108,7 +108,7 @@ def default_work() -> list[Workload]:
     """The default run's first batch and its validation, and the batch again with responses of one length."""
     config = make_config()
     task, prompt = load_task(config.task, config.n_train_examples, config.n_val_examples), get_prompt(config.prompt)
-    batch = [prompt(p.question) for p in draw_problems(task.train, 0, config.prompts_per_step, config.seed)]
+    batch = [prompt(p.question) for p in draw_batch(task.train, 0, config.prompts_per_step, config.seed)]
     validation = [prompt(p.question) for p in task.validation]
     as_trained = Sampling(n=config.group_size, max_tokens=config.max_tokens, stop=prompt.stop)
     fixed = replace(as_trained, min_tokens=config.max_tokens, stop=None)

@@ -59,7 +59,8 @@ def complete_runs(experiment: Path) -> Iterator[dict[str, Any]]:
 
 def _describe(folder: Path) -> dict[str, Any]:
     settings = BEFORE_A_CHOICE | yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-    row = {"engine_ratio_cap": None} | settings.pop("estimator")
+    # A run that learns from a file has a method and no estimator.
+    row = {"engine_ratio_cap": None} | settings.pop("estimator", {"name": settings.get("method")})
     if not (folder / "metrics.jsonl").read_bytes().endswith(b"\n"):
         raise ValueError("metrics.jsonl: its last line is cut off, which no run that is complete leaves")
     metrics = read_metrics(folder)

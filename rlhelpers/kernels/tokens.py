@@ -72,6 +72,13 @@ def pad_prompts_and_outputs(
     return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:], "response_mask": is_output[:, 1:]}
 
 
+def beginning(tokenizer: PreTrainedTokenizerBase) -> str:
+    """The token with which this tokenizer begins every text, as text; "" where it has none.  Engines encode prompts as
+    they are, and a model such as Llama's that was trained with that token needs it."""
+    begins = tokenizer.bos_token_id is not None and tokenizer.encode("a")[0] == tokenizer.bos_token_id
+    return tokenizer.bos_token if begins else ""
+
+
 def _as_tensors(name: str, rows: Sequence[Sequence[int]]) -> list[Tensor]:
     """(tokens,) int64 each.  torch itself would cut 1.5 down to 1, and -1 is an id to no model."""
     accepted = "a list of token ids, whole numbers of at least 0"

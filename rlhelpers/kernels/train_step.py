@@ -43,6 +43,7 @@ from rlhelpers.kernels.losses import (
 )
 from rlhelpers.kernels.microbatches import in_smaller_ones, pack_rows, row_lengths, select_rows
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
+from rlhelpers.kernels.update import clip_and_step
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -131,7 +132,7 @@ def grpo_train_step(
     (loss, metadata), steps = in_smaller_ones(accumulate, gradient_accumulation_steps, len(advantages))
     metadata["gradient_accumulation_steps"] = float(steps)
     if kept:
-        metadata |= _update(model, optimizer, loss, max_grad_norm)
+        metadata |= clip_and_step(model, optimizer, loss, max_grad_norm)
     else:  # no gradient at all: an optimizer with momentum or weight decay must not move either
         metadata |= {"grad_norm": 0.0, "skipped_update": 0.0}
     metadata |= reward_metadata | statistics | {"rewards": rewards}
@@ -195,17 +196,6 @@ def _accumulate(
     if not tokens:
         return total, {"token_entropy": None, "clip_fraction": 0.0}
     return total, {name: value / tokens for name, value in sums.items()}
-
-
-def _update(model, optimizer, loss: Tensor, max_grad_norm: float | None) -> dict[str, float]:
-    """Clip once, step once, unless the loss or the gradient is not finite."""
-    limit = math.inf if max_grad_norm is None else max_grad_norm
-    grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit).item()
-    finite = math.isfinite(grad_norm) and math.isfinite(loss)
-    if finite:
-        optimizer.step()
-    model.zero_grad(set_to_none=True)
-    return {"grad_norm": grad_norm, "skipped_update": float(not finite)}
 
 
 def _group_metrics(rewards: Tensor, group_size: int, response_mask: Tensor, kept: int) -> dict[str, float]:

@@ -1,8 +1,12 @@
-"""Data files that a reader brings: CSV, JSON and JSON lines in UTF-8.  What is wrong with one is said with its line."""
+"""Data files that a reader brings: CSV, JSON and JSON lines in UTF-8, gzipped where the name ends in .gz.  What is
+wrong with one is said with its line."""
 
 import csv
+import gzip
 import io
 import json
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +14,14 @@ Row = tuple[int, list[str]]
 
 
 def read_text(path: Path) -> str:
-    """Raises FileNotFoundError, or ValueError for what is not UTF-8."""
+    """Raises FileNotFoundError, or ValueError for what is not UTF-8, or not gzipped though its name says so."""
     if not path.is_file():
         raise FileNotFoundError(f"data: got {str(path)!r}; there is no such file")
     content = path.read_bytes()
+    try:
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path}: {error}; the file must be gzipped, as its name says") from error
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -51,6 +59,24 @@ def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
     if not found:
         raise ValueError(f"{path}: holds no objects")
     return found
+
+
+def read_texts(path: Path, *fields: str) -> list[dict[str, str]]:
+    """These fields of every object of a file, each a text, which may be empty; other fields are left behind.  Raises
+    what read_objects does, and ValueError for a field that is missing or no text."""
+    objects = read_objects(path)
+    for number, row in objects:
+        for name in fields:
+            if not isinstance(row.get(name), str):
+                got = f"got {row[name]!r:.40}" if name in row else "it is missing"
+                raise ValueError(f"{path}, line {number}: {name}: {got}; accepted are texts as {', '.join(fields)}")
+    return [{name: row[name] for name in fields} for _, row in objects]
+
+
+def write_texts(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
+    """Write JSON lines, which read_texts reads; the folder is made where it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
 
 def text_field(path: Path, number: int, row: dict[str, Any], name: str) -> str:

@@ -125,6 +125,8 @@ def _why_no_format(response: str, boxes: Boxes, prompt: Prompt) -> str:
         return "empty response"
     if prompt.name == "question_only":
         return "box not closed" if boxes.opened else r"no \boxed"
+    if prompt.name == "alpaca":
+        return "no number in the box"  # its box is the last number
     for tag in ("</think>", OPEN_TAG):
         if tag not in response:
             return f"no {tag}"

@@ -2,11 +2,10 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlhelpers.checks import check_one_of
 from rlhelpers.kernels.estimator import ESTIMATORS
-from rlhelpers.paths import file_name
 from rlhelpers.tasks.prompts import PROMPTS
 from rlhelpers.training.fields import (
     Betas,
@@ -19,10 +18,10 @@ from rlhelpers.training.fields import (
     Switch,
     Text,
     Whole,
-    explain,
     read_switch,
 )
 from rlhelpers.training.fingerprint import fingerprint
+from rlhelpers.training.settings import checked, describe
 
 
 class RunConfig(BaseModel):
@@ -207,23 +206,8 @@ def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> R
         raise ValueError(f"quick: got {quick!r}; {error}") from None
     given = {name: value for name, value in settings.items() if value is not None}
     base = PRESETS[preset] | (QUICK if is_quick else {})
-    try:
-        config = RunConfig(**(base | given))
-    except ValidationError as error:
-        raise ValueError(explain(error, ["preset", "quick", *RunConfig.model_fields])) from None
+    config = checked(RunConfig, base | given, ["preset", "quick"])
     if config.variant is None:
-        preset_name = [preset] if preset != "tiny" else []
-        config = config.model_copy(update={"variant": _describe(config, RunConfig(**base), preset_name)})
+        first = [config.estimator.name, *([preset] if preset != "tiny" else [])]
+        config = config.model_copy(update={"variant": describe(config, RunConfig(**base), first, {"estimator"})})
     return config
-
-
-def _describe(config: RunConfig, base: RunConfig, preset_name: list[str]) -> str:
-    """The estimator's name, the preset's, and every other setting that differs from it, as a folder name: what runs
-    with different settings never share."""
-    unnamed = {"experiment", "variant", "seed", "device", "tracker", "estimator", "checkpoint_every", "resume"}
-    differences = [
-        f"{name}={getattr(config, name)}"
-        for name in RunConfig.model_fields
-        if name not in unnamed and getattr(config, name) != getattr(base, name)
-    ]
-    return file_name(",".join([config.estimator.name, *preset_name, *differences]))

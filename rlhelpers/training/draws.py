@@ -3,14 +3,15 @@
 import random
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeVar
 
-from rlhelpers.tasks import Problem
+T = TypeVar("T")
 
 
-def draw_problems(problems: Sequence[Problem], batch: int, size: int, seed: int) -> list[Problem]:
+def draw_batch(items: Sequence[T], batch: int, size: int, seed: int) -> list[T]:
     """The `batch`-th batch of an endless stream in which every epoch is a new shuffle."""
-    places = (divmod(position, len(problems)) for position in range(batch * size, (batch + 1) * size))
-    return [problems[_shuffled(len(problems), seed, epoch)[index]] for epoch, index in places]
+    places = (divmod(position, len(items)) for position in range(batch * size, (batch + 1) * size))
+    return [items[_shuffled(len(items), seed, epoch)[index]] for epoch, index in places]
 
 
 @lru_cache(maxsize=2)  # every batch asks for that of its epoch

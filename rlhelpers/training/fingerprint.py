@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -37,25 +37,35 @@ def fingerprint(config: RunConfig) -> str:
     run.json names; what a name on the hub stands for; and what my_components.py imports.
     """
     settings = config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
-    settings["device"] = config.device.partition(":")[0]
     settings["estimator"] = {name: _identity(cell) for name, cell in vars(config.estimator).items()}
-    settings["files"] = [[file.name, _digest(file)] for file in _files(config)]
+    return fingerprint_of(settings, _files(config))
+
+
+def fingerprint_of(settings: dict[str, Any], files: Iterable[Path]) -> str:
+    """Of settings, as JSON has them, without those of WITHOUT_EFFECT, and of what files hold: a run of any kind."""
+    settings = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
+    settings["device"] = settings["device"].partition(":")[0]
+    settings["files"] = [[file.name, _digest(file)] for file in files]
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
 def _files(config: RunConfig) -> Iterator[Path]:
-    """Those that exist; what is missing is for those who need it to say."""
     from rlhelpers.training import components  # which imports the configuration
 
-    model = paths.TINY if config.model == "tiny" else Path(config.model)
-    task = paths.TINY if config.task == "tiny" else Path(config.task)
-    if os.path.isdir(model):  # not is_dir, which raises OSError for a name too long for a file
-        of_model = (file for file in model.iterdir() if file.suffix in OF_A_MODEL and file.name != NOT_OF_A_MODEL)
+    yield from files_of(config.model, config.task)
+    if config.components == "mine" and os.path.isfile(components.FILE):
+        yield Path(components.FILE)
+
+
+def files_of(model: str, task: str) -> Iterator[Path]:
+    """Those that exist; what is missing is for those who need it to say."""
+    folder = paths.TINY if model == "tiny" else Path(model)
+    problems = paths.TINY if task == "tiny" else Path(task)
+    if os.path.isdir(folder):  # not is_dir, which raises OSError for a name too long for a file
+        of_model = (file for file in folder.iterdir() if file.suffix in OF_A_MODEL and file.name != NOT_OF_A_MODEL)
         yield from sorted(file for file in of_model if file.is_file())
-    named = [task / "train.jsonl", task / "validation.jsonl"]
-    if config.components == "mine":
-        named.append(Path(components.FILE))
+    named = (problems / f"{split}.jsonl" for split in ("train", "validation"))
     yield from (file for file in named if os.path.isfile(file))
 
 

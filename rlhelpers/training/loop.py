@@ -3,14 +3,12 @@
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
-from rlhelpers import paths
 from rlhelpers.checks import check_kind
 from rlhelpers.kernels.advantages import reward_statistics
 from rlhelpers.kernels.tokens import encode
@@ -20,15 +18,13 @@ from rlhelpers.training import components
 from rlhelpers.training.cautions import cautions
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import RunConfig
-from rlhelpers.training.draws import derive_seed, draw_problems
+from rlhelpers.training.draws import derive_seed, draw_batch
 from rlhelpers.training.evaluation import evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
 from rlhelpers.training.policy import choose_device, load_policy, make_optimizer, save_policy
-from rlhelpers.training.progress import Progress
 from rlhelpers.training.records import RunRecords
 from rlhelpers.training.sampler import Sampler, check_engine, make_engine
 from rlhelpers.training.scores import mismatch, score_samples
-from rlhelpers.training.termination import terminated_in_order
-from rlhelpers.training.tracker import Tracker
+from rlhelpers.training.steps import Log, is_due, open_log, take_steps
 from rlhelpers.training.updates import Updates
 
 
@@ -46,22 +42,19 @@ def train(config: RunConfig) -> Path:
     """
     check_kind(RunConfig, "a RunConfig, as make_config gives it", config=config)
     records = RunRecords(config)
-    if config.resume and records.is_complete():
-        print(f"{records.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
+    if records.says_complete():
         return records.folder
     check_engine(config, torch.device(choose_device(config.device)))  # before what may take minutes to fetch
     task = load_task(config.task, config.n_train_examples, config.n_val_examples)
     policy, tokenizer = load_policy(config.model, config.device, config.gradient_checkpointing)
     run = Run(config, task, policy, tokenizer, make_engine(config, policy, tokenizer, records.folder / "engine.log"))
-    with terminated_in_order(), records, Progress(config.num_rollout_steps, records.step) as progress:
+    with open_log(records, config.num_rollout_steps) as log:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(components.FILE, records.folder)
-        tracker = Tracker(config, records.about["id"], records.tracked)
         try:
-            run.train(records, progress, tracker)
+            run.train(log)
         finally:
             run.close()
-            tracker.close()
         save_policy(policy, tokenizer, records.folder / "policy")
     return records.folder
 
@@ -89,20 +82,18 @@ class Run:
         self.updates = Updates(config, policy, tokenizer, self.optimizer, self.grader)
         self.tally: dict[str, Any] = {"has_learned": False, "reward": None}
 
-    def train(self, records: RunRecords, progress: Progress, tracker: Tracker) -> None:
-        self.remark = self.updates.remark = partial(_remark, records, progress)
+    def train(self, log: Log) -> None:
+        self.remark = self.updates.remark = log.remark
+        records, last = log.records, self.config.num_rollout_steps
         self.updates.keep = records.write_bad_batch
-        for text in records.news:
-            progress.say(text)
-        first = self._begin() if records.checkpoint is None else self._go_on(records.take_checkpoint(), progress)
-        for step in range(first, self.config.num_rollout_steps + 1):
-            metrics = self._whole_step(step, records)
-            records.log(metrics)
-            tracker.log(metrics)
-            progress.show(metrics)
-            self.updates.stop_if_diverged()
-            if step > 0 and self._is_due(step, self.config.checkpoint_every):
-                records.keep(self._checkpoint(step, records))
+        first = self._begin() if records.checkpoint is None else self._go_on(records.take_checkpoint(), log)
+        take_steps(
+            log,
+            range(first, last + 1),
+            lambda step: self._whole_step(step, records),
+            self.updates.stop_if_diverged,
+            lambda step: self._checkpoint(step, records),
+        )
         if skipped := self.updates.state["skipped"]:
             self.remark(f"{skipped} updates were skipped: their loss or gradient was not finite.")
         if not self.tally["has_learned"]:
@@ -121,7 +112,7 @@ class Run:
         self.sampler.sync()
         return 0
 
-    def _go_on(self, checkpoint: Checkpoint, progress: Progress) -> int:
+    def _go_on(self, checkpoint: Checkpoint, log: Log) -> int:
         """As if the step of the checkpoint had just been done; returns the next one."""
         checkpoint.restore(self.policy, self.optimizer)
         self.tally, self.sampler.restarts = checkpoint.carried["tally"], checkpoint.carried["restarts"]
@@ -130,7 +121,7 @@ class Run:
             self.next_batch = lambda: ahead
         self.sampler.sync()
         checkpoint.restore_randomness(self.policy.device)
-        progress.say(f"Goes on after step {checkpoint.step} of {self.config.num_rollout_steps}, from its checkpoint.")
+        log.say_goes_on(checkpoint)
         return checkpoint.step + 1
 
     def _checkpoint(self, step: int, records: RunRecords) -> Checkpoint:
@@ -139,27 +130,21 @@ class Run:
         ahead = self.next_batch() if self.next_batch is not None else None  # it is there: step() has waited for it
         return Checkpoint.take(step, records.fingerprint, carried, self.policy, self.optimizer, ahead)
 
-    def _is_due(self, step: int, every: int) -> bool:
-        return step % every == 0 or step == self.config.num_rollout_steps
-
     def _whole_step(self, step: int, records: RunRecords) -> dict[str, Any]:
         """A step with all that is due after it; returns its metrics."""
-        config, started = self.config, time.perf_counter()
-        keep_rollouts = self._is_due(step, config.rollouts_every)
-        metrics: dict[str, Any] = {"step": step}
+        config, last = self.config, self.config.num_rollout_steps
+        keep_rollouts, metrics = is_due(step, config.rollouts_every, last), {}
         if step > 0:
-            train_metrics, rows = self.step(step)
-            metrics = train_metrics | metrics
+            metrics, rows = self.step(step)
             self.tally["has_learned"] |= metrics["grad_norm"] != 0
             self.tally["reward"] = metrics["reward"]
             if keep_rollouts:
                 records.write_rollouts(step, "train", rows)
-        if self._is_due(step, config.eval_every):
+        if is_due(step, config.eval_every, last):
             val_metrics, rows = self.validate(step)
             metrics |= val_metrics
             if keep_rollouts:
                 records.write_rollouts(step, "validation", rows)
-        metrics["seconds"] = time.perf_counter() - started
         return metrics
 
     def close(self) -> None:
@@ -208,7 +193,7 @@ class Run:
         return result
 
     def _problems(self, step: int) -> list[Problem]:
-        return draw_problems(self.train_problems, step - 1, self.config.prompts_per_step, self.config.seed)
+        return draw_batch(self.train_problems, step - 1, self.config.prompts_per_step, self.config.seed)
 
     def _request(self, step: int) -> tuple[list[str], Sampling]:
         return [self.prompt(problem.question) for problem in self._problems(step)], self._sampling("train", step)
@@ -243,11 +228,6 @@ class Run:
         room = self.policy.config.max_position_embeddings - self.config.max_tokens
         fitting = [p for p in problems if len(encode(self.tokenizer, self.prompt(p.question))) <= room]
         return fitting, len(problems) - len(fitting)
-
-
-def _remark(records: RunRecords, progress: Progress, text: str) -> None:
-    records.remark(text)
-    progress.say(text)
 
 
 def _means(updates: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -125,6 +125,12 @@ class RunRecords:
                 shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         return True
 
+    def says_complete(self) -> bool:
+        """Whether there is nothing to do for a run that may be gone on with; it is then said."""
+        if complete := self.config.resume and self.is_complete():
+            print(f"{self.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
+        return complete
+
     def _begin(self) -> None:
         settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         if self.folder.exists():

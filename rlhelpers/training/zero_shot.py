@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhelpers import paths
 from rlhelpers.atomic import whole_folder
+from rlhelpers.kernels.tokens import beginning
 from rlhelpers.rollouts import Completion, RolloutEngine, Sampling
 from rlhelpers.tasks.benchmarks import get_benchmark
 from rlhelpers.tasks.example import Benchmark, Example
@@ -77,13 +78,6 @@ def answer(
     seconds = time.perf_counter() - started
     pairs = zip(examples, rollouts, strict=True)
     return [_row(benchmark, example, rollout.completions[0], frame) for example, rollout in pairs], seconds
-
-
-def beginning(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The token with which this tokenizer begins every text, as text; "" where it has none.  Engines encode prompts as
-    they are, and a model such as Llama's that was trained with that token needs it."""
-    begins = tokenizer.bos_token_id is not None and tokenizer.encode("a")[0] == tokenizer.bos_token_id
-    return tokenizer.bos_token if begins else ""
 
 
 def save(

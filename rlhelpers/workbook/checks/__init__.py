@@ -16,6 +16,7 @@ from rlhelpers.workbook.checks.losses import (
     aggregate_loss_across_microbatch,
     compute_policy_gradient_loss,
 )
+from rlhelpers.workbook.checks.preferences import dpo_loss, response_sums
 from rlhelpers.workbook.checks.prompting import count_categories, has_format, in_substance
 from rlhelpers.workbook.checks.rows import off_policy_rows, variant_rows
 from rlhelpers.workbook.checks.step import grpo_train_step
@@ -29,6 +30,7 @@ __all__ = [
     "compute_policy_gradient_loss",
     "compute_rollout_rewards",
     "count_categories",
+    "dpo_loss",
     "get_response_log_probs",
     "group_weight",
     "grpo_train_step",
@@ -40,6 +42,7 @@ __all__ = [
     "off_policy_updates",
     "optimal_baseline",
     "pairwise_surrogate",
+    "response_sums",
     "rollout_rows",
     "second_moment",
     "standard_error",

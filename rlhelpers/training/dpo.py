@@ -1,0 +1,193 @@
+"""Direct preference optimisation: the pairs, the reference, and the loop (supplement, problems `dpo_loss` and
+`dpo_training`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlhelpers.kernels.preferences import compute_dpo_losses, implicit_reward_accuracy
+from rlhelpers.kernels.tokens import encode
+from rlhelpers.tasks.preference_pairs import PreferencePair, files_of_pairs, load_pairs
+from rlhelpers.training.draws import draw_batch
+from rlhelpers.training.fields import Count, Real, Text
+from rlhelpers.training.offline import Lesson, OfflineConfig, alpaca_prompt, descend, learn, make_offline_config
+from rlhelpers.training.policy import load_policy
+from rlhelpers.training.records import RunRecords
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+class DPOConfig(OfflineConfig):
+    """The defaults are the supplement's, but for epochs and learning rate, which are for the tiny model.  A batch has
+    `batch_size` pairs."""
+
+    PATHS: ClassVar[tuple[str, ...]] = ("pairs",)
+
+    method: Literal["dpo"] = "dpo"
+    pairs: Text = Field(description="a file of pairs, or a folder with the four files of Anthropic's HH")
+    reference_device: str | None = Field(
+        None, pattern=r"^(cpu|cuda(:\d+)?)$", description="where the reference is; None: where the policy is"
+    )
+    beta: Real = Field(0.1, gt=0)
+    n_val_pairs: Count = 200
+    batch_size: Count = 64
+    gradient_accumulation_steps: Count = 2
+    epochs: Count = 2
+    learning_rate: Real = Field(3e-5, gt=0, le=1)
+    eval_every: Count = 6
+
+    @property
+    def files(self) -> list[Path]:
+        return files_of_pairs(self.pairs)
+
+
+# Of the supplement, which goes on from its tuned model of 8B parameters: give that as `model`.
+COURSE = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "task": "none",
+    "epochs": 1,
+    "gradient_accumulation_steps": 64,
+    "gradient_checkpointing": True,
+    "learning_rate": 1e-6,
+    "eval_every": 50,
+    "checkpoint_every": 50,
+}
+PRESETS: dict[str, dict[str, Any]] = {"tiny": {}, "course": COURSE}
+
+
+def make_dpo_config(preset: str = "tiny", **settings: Any) -> DPOConfig:
+    """A checked configuration: the preset, then the settings that are not None.  Raises ValueError, a line for each
+    wrong setting."""
+    return make_offline_config(DPOConfig, PRESETS, preset, settings)
+
+
+def compute_per_instance_dpo_loss(
+    lm: PreTrainedModel,
+    lm_ref: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    beta: float,
+    prompt: str,
+    response_chosen: str,
+    response_rejected: str,
+) -> Tensor:
+    """The DPO loss of one pair, a scalar on the policy's device with gradient to `lm`: the instruction is written in
+    the template of Alpaca, and the rest is as in kernels.preferences.compute_dpo_losses."""
+    losses, _ = compute_dpo_losses(
+        lm, lm_ref, tokenizer, beta, [alpaca_prompt(tokenizer)(prompt)], [response_chosen], [response_rejected]
+    )
+    return losses[0]
+
+
+def train(config: DPOConfig) -> Path:
+    """Train as the configuration says, by RMSprop; returns the run's folder, which is as that of an RL run
+    (training/records).  The model that it begins with is the reference.  `best` in the folder has the weights of the
+    validation with the highest `val_accuracy`, the earliest of them.
+
+    Metrics of each update and, named `val_...`, of the pairs that are held out: `loss`; `accuracy`, the share of pairs
+    whose chosen response has the larger implicit reward; `margin` with its tenth and ninetieth percentiles,
+    `chosen_reward` and `rejected_reward`, means in nats.  With a task, `val_reward`, of one sampled answer to each
+    validation problem, and what evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on
+    as an RL run does.  Raises ValueError before the folder is made.
+    """
+    records = RunRecords(config)
+    if records.says_complete():
+        return records.folder
+    policy, tokenizer = load_policy(config.model, config.device, config.gradient_checkpointing)
+    reference, _ = load_policy(config.model, config.reference_device or str(policy.device))
+    pairs, too_long = _that_fit(load_pairs(config.pairs), policy, tokenizer)
+    train_pairs, val_pairs = hold_out(pairs, config.n_val_pairs, config.seed)
+    if len(train_pairs) < config.batch_size:
+        raise ValueError(
+            f"pairs: {config.pairs} leaves {len(train_pairs)} pairs to train on beside {len(val_pairs)} held out; "
+            f"accepted are at least batch_size={config.batch_size}"
+        )
+    steps = config.epochs * len(train_pairs) // config.batch_size
+    optimizer = torch.optim.RMSprop(policy.parameters(), lr=config.learning_rate)
+    size = config.batch_size // config.gradient_accumulation_steps
+
+    def update(step: int) -> dict[str, Any]:
+        batch, found = draw_batch(train_pairs, step - 1, config.batch_size, config.seed), []
+
+        def part(pairs: Sequence[PreferencePair]) -> Tensor:
+            losses, rewards = losses_of(pairs, policy, reference, tokenizer, config.beta)
+            found.append(rewards)
+            return losses.sum() / config.batch_size
+
+        parts = [lambda rows=batch[start : start + size]: part(rows) for start in range(0, len(batch), size)]
+        metrics = descend(policy, optimizer, parts, config.max_grad_norm)
+        return metrics | describe_rewards(found)
+
+    def validate() -> dict[str, Any]:
+        with torch.no_grad():
+            groups = (val_pairs[start : start + size] for start in range(0, len(val_pairs), size))
+            losses, found = zip(
+                *(losses_of(rows, policy, reference, tokenizer, config.beta) for rows in groups), strict=True
+            )
+        metrics = {"loss": torch.cat(losses).mean().item()} | describe_rewards(found)
+        return {f"val_{name}": value for name, value in metrics.items()}
+
+    remarks = [f"{too_long} pairs exceed the model's context and are left out."] if too_long else []
+    return learn(records, policy, tokenizer, Lesson(steps, optimizer, update, validate, "val_accuracy", remarks))
+
+
+def losses_of(
+    pairs: Sequence[PreferencePair],
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    beta: float,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """compute_dpo_losses of pairs, their instructions in the template of Alpaca."""
+    prompts = list(map(alpaca_prompt(tokenizer), [pair.instruction for pair in pairs]))
+    chosen, rejected = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
+    return compute_dpo_losses(policy, reference, tokenizer, beta, prompts, chosen, rejected)
+
+
+def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+    """Metrics of the implicit rewards of some batches of pairs, in nats."""
+    chosen, rejected = (
+        torch.cat([rewards[name] for rewards in found]) for name in ("chosen_rewards", "rejected_rewards")
+    )
+    margins = chosen - rejected
+    low, high = margins.float().quantile(torch.tensor([0.1, 0.9], device=margins.device)).tolist()
+    return {
+        "accuracy": implicit_reward_accuracy(margins),
+        "margin": margins.mean().item(),
+        "margin_p10": low,
+        "margin_p90": high,
+        "chosen_reward": chosen.mean().item(),
+        "rejected_reward": rejected.mean().item(),
+    }
+
+
+def hold_out(
+    pairs: Sequence[PreferencePair], n_val_pairs: int, seed: int
+) -> tuple[list[PreferencePair], list[PreferencePair]]:
+    """Pairs to train on, and `n_val_pairs` drawn by the seed to validate on; an instruction of these is in none of
+    those.  Raises ValueError where there are not more pairs than are to be held out."""
+    if n_val_pairs >= len(pairs):
+        raise ValueError(f"n_val_pairs: got {n_val_pairs}; there are {len(pairs)} pairs, accepted are fewer")
+    validation = draw_batch(pairs, 0, n_val_pairs, seed)
+    held_out = {pair.instruction for pair in validation}
+    return [pair for pair in pairs if pair.instruction not in held_out], validation
+
+
+def _that_fit(
+    pairs: Sequence[PreferencePair], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[PreferencePair], int]:
+    """The pairs both of whose texts fit the model's context with an end, and how many do not."""
+    context, prompt = policy.config.max_position_embeddings, alpaca_prompt(tokenizer)
+
+    def length(pair: PreferencePair) -> int:
+        response = max(len(encode(tokenizer, text)) for text in (pair.chosen, pair.rejected))
+        return len(encode(tokenizer, prompt(pair.instruction))) + response + 1
+
+    fitting = [pair for pair in pairs if length(pair) <= context]
+    return fitting, len(pairs) - len(fitting)

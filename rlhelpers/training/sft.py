@@ -1,0 +1,143 @@
+"""Supervised fine-tuning: next-token prediction on instructions and responses (supplement, problem `sft_script`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from rlhelpers.eval_mode import eval_mode
+from rlhelpers.kernels import get_response_log_probs
+from rlhelpers.tasks.packed import PackedSFTDataset, iterate_batches
+from rlhelpers.training.draws import draw_batch
+from rlhelpers.training.fields import Betas, Count, Real, Text
+from rlhelpers.training.offline import Lesson, OfflineConfig, descend, learn, make_offline_config
+from rlhelpers.training.policy import load_policy, make_optimizer
+from rlhelpers.training.records import RunRecords
+
+if TYPE_CHECKING:  # transformers takes seconds to import
+    from transformers import PreTrainedModel
+
+
+class SFTConfig(OfflineConfig):
+    """The defaults are for the tiny model.  A batch has `batch_size` pieces of `seq_length` tokens."""
+
+    PATHS: ClassVar[tuple[str, ...]] = ("train_data", "val_data")
+
+    method: Literal["sft"] = "sft"
+    train_data: Text = Field(description="JSON lines with prompt and response")
+    val_data: Text = Field(description="the same, to measure the loss on")
+    seq_length: Count = 128
+    epochs: Count = 2
+    batch_size: Count = 16
+    gradient_accumulation_steps: Count = 1
+    learning_rate: Real = Field(1e-3, gt=0, le=1)
+    warmup: Real = Field(0.03, ge=0, le=1, description="share of the steps over which the rate rises")
+    betas: Betas = (0.9, 0.95)
+    weight_decay: Real = Field(0.0, ge=0)
+    eval_every: Count = 20
+
+
+# Of the supplement, whose data are UltraChat and SafetyLlama, for a model of 8B parameters.
+COURSE = {
+    "model": "meta-llama/Llama-3.1-8B",
+    "task": "none",
+    "seq_length": 512,
+    "epochs": 1,
+    "batch_size": 32,
+    "gradient_accumulation_steps": 16,
+    "gradient_checkpointing": True,
+    "learning_rate": 2e-5,
+    "eval_every": 200,
+    "checkpoint_every": 200,
+}
+PRESETS: dict[str, dict[str, Any]] = {"tiny": {}, "course": COURSE}
+
+
+def make_sft_config(preset: str = "tiny", **settings: Any) -> SFTConfig:
+    """A checked configuration: the preset, then the settings that are not None.  Raises ValueError, a line for each
+    wrong setting."""
+    return make_offline_config(SFTConfig, PRESETS, preset, settings)
+
+
+def train(config: SFTConfig) -> Path:
+    """Tune as the configuration says; returns the run's folder, which is as that of an RL run (training/records).
+
+    Metrics: `loss`, `learning_rate` and `grad_norm` of each update, `val_loss` on all pieces of val_data, both in nats
+    per token; and with a task `val_reward`, of one sampled answer to each validation problem,
+    and what evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on as an
+    RL run does.  Raises ValueError before the folder is made.
+    """
+    records = RunRecords(config)
+    if records.says_complete():
+        return records.folder
+    policy, tokenizer = load_policy(config.model, config.device, config.gradient_checkpointing)
+    pieces, val_pieces = (
+        PackedSFTDataset(tokenizer, path, config.seq_length, shuffle=True, seed=config.seed)
+        for path in (config.train_data, config.val_data)
+    )
+    _check_sizes(config, len(pieces), len(val_pieces))
+    steps = config.epochs * len(pieces) // config.batch_size
+    optimizer, factor = make_optimizer(policy, config), warmup_and_cosine(config.warmup, steps)
+
+    def update(step: int) -> dict[str, Any]:
+        rate = config.learning_rate * factor(step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        batch = draw_batch(range(len(pieces)), step - 1, config.batch_size, config.seed)
+        size = config.batch_size // config.gradient_accumulation_steps
+        parts = [
+            partial(_part_of_loss, policy, [pieces[i] for i in batch[start : start + size]], config.batch_size)
+            for start in range(0, config.batch_size, size)
+        ]
+        return descend(policy, optimizer, parts, config.max_grad_norm) | {"learning_rate": rate}
+
+    lesson = Lesson(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
+    return learn(records, policy, tokenizer, lesson)
+
+
+def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
+    """What the learning rate is multiplied by in update 1 to `steps`: from 0 up in a straight line over this share of
+    the updates, then down along a cosine.  It depends on the update alone, so a run that goes on needs to carry
+    nothing along."""
+    from transformers import get_cosine_schedule_with_warmup
+
+    nothing = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    [factor] = get_cosine_schedule_with_warmup(nothing, round(warmup * steps), steps).lr_lambdas
+    return lambda step: factor(step - 1)
+
+
+@torch.no_grad()
+def mean_loss(policy: PreTrainedModel, pieces: PackedSFTDataset, batch_size: int = 16) -> float:
+    """Nats per token over all pieces."""
+    with eval_mode(policy):
+        sums = [_losses(policy, batch).sum().item() for batch in iterate_batches(pieces, batch_size, shuffle=False)]
+    return sum(sums) / (len(pieces) * pieces.seq_length)
+
+
+def _part_of_loss(policy: PreTrainedModel, pieces: Sequence[dict[str, Tensor]], batch_size: int) -> Tensor:
+    """What these pieces add to the mean over all tokens of the batch."""
+    batch = {name: torch.stack([piece[name] for piece in pieces]) for name in pieces[0]}
+    return _losses(policy, batch).mean() * len(pieces) / batch_size
+
+
+def _losses(policy: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
+    """-log pi(label), (pieces, seq_length)."""
+    return -get_response_log_probs(policy, batch["input_ids"].to(policy.device), batch["labels"].to(policy.device))[
+        "log_probs"
+    ]
+
+
+def _check_sizes(config: SFTConfig, pieces: int, val_pieces: int) -> None:
+    if pieces < config.batch_size:
+        raise ValueError(
+            f"train_data: got {config.train_data}, which is less than one batch of {config.batch_size} pieces of "
+            f"{config.seq_length} tokens"
+        )
+    if val_pieces < 1:
+        raise ValueError(f"val_data: got {config.val_data}, which is no piece of {config.seq_length} tokens")

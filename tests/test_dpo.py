@@ -1,0 +1,127 @@
+"""DPO as a run: what is held out, what is logged, and that the preferred response becomes the likelier one."""
+
+import math
+
+import pytest
+import torch
+from killable import write_model
+
+from rlhelpers.evidence.runs import read_metrics
+from rlhelpers.kernels.preferences import compute_dpo_losses
+from rlhelpers.tasks.instructions import ALPACA
+from rlhelpers.tasks.preference_pairs import PreferencePair, write_pairs
+from rlhelpers.training import dpo, offline
+from rlhelpers.training.dpo import (
+    compute_per_instance_dpo_loss,
+    describe_rewards,
+    hold_out,
+    losses_of,
+    make_dpo_config,
+    train,
+)
+from rlhelpers.training.policy import load_policy
+
+pytestmark = pytest.mark.usefixtures("one_thread", "roots")
+PAIRS = [PreferencePair(f"What is {i}+1?", f"It is {i + 1}.", f"No idea about {i}.", "made") for i in range(24)]
+
+
+def test_one_pair_and_a_batch_of_pairs_are_the_same_loss(tiny_gpt2, tokenizer):
+    policy, reference = tiny_gpt2(), tiny_gpt2()
+    with torch.no_grad():
+        policy.lm_head.weight += torch.randn(16, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pairs = [PreferencePair("a b", "c d", "e", ""), PreferencePair("f", "g", "h i j", "")]
+    batch, _ = losses_of(pairs, policy, reference, tokenizer, 0.5)
+    for pair, loss in zip(pairs, batch, strict=True):
+        one = compute_per_instance_dpo_loss(
+            policy, reference, tokenizer, 0.5, pair.instruction, pair.chosen, pair.rejected
+        )
+        assert one.item() == pytest.approx(loss.item(), abs=1e-12) and one.item() != pytest.approx(math.log(2))
+    kernel, _ = compute_dpo_losses(policy, reference, tokenizer, 0.5, [ALPACA("a b")], ["c d"], ["e"])
+    assert kernel[0].item() == pytest.approx(batch[0].item(), abs=1e-12)
+
+
+def test_no_instruction_is_on_both_sides():
+    pairs = [PreferencePair(f"q{i // 3}", str(i), "", "") for i in range(30)]
+    training, validation = hold_out(pairs, 4, seed=0)
+    assert len(validation) == len(set(validation)) == 4 and set(validation) < set(pairs)
+    held_out = {pair.instruction for pair in validation}
+    assert training == [pair for pair in pairs if pair.instruction not in held_out]
+    assert hold_out(pairs, 4, seed=1)[1] != validation
+
+
+def test_rewards_in_numbers():
+    found = [
+        {"chosen_rewards": torch.tensor([1.0, 0.0]), "rejected_rewards": torch.tensor([0.0, 0.0])},
+        {"chosen_rewards": torch.tensor([-1.0]), "rejected_rewards": torch.tensor([2.0])},
+    ]
+    assert describe_rewards(found) == pytest.approx(
+        {
+            "accuracy": 0.5,
+            "margin": -2 / 3,
+            "margin_p10": -2.4,
+            "margin_p90": 0.8,
+            "chosen_reward": 0.0,
+            "rejected_reward": 2 / 3,
+        }
+    )
+
+
+@pytest.mark.parametrize(("accuracies", "best"), [([0.5, 0.6, 0.9, 0.9, 0.7], 2), ([1.0, 0.2, 0.1, 0.1, 0.1], 1)])
+def test_the_best_weights_are_the_first_with_the_highest_accuracy(tmp_path, monkeypatch, accuracies, best):
+    """Those before the first update do not count."""
+    write_model(tmp_path / "model")
+    write_pairs(tmp_path / "pairs.jsonl", PAIRS)
+    found, saved, validations = iter(accuracies), [], []
+    describe = dpo.describe_rewards
+
+    def described(rewards):
+        metrics = describe(rewards)
+        if len(rewards) == 1 and len(rewards[0]["chosen_rewards"]) == 3:  # the pairs held out, and no batch
+            validations.append(None)
+            metrics["accuracy"] = next(found)
+        return metrics
+
+    monkeypatch.setattr(dpo, "describe_rewards", described)
+    monkeypatch.setattr(offline, "save_policy", lambda *_: saved.append((len(validations) - 1, _[2].name)))
+    settings = {
+        "model": str(tmp_path / "model"),
+        "pairs": str(tmp_path / "pairs.jsonl"),
+        "task": "none",
+        "eval_every": 1,
+    }
+    train(
+        make_dpo_config(
+            **settings, device="cpu", n_val_pairs=3, batch_size=5, gradient_accumulation_steps=1, eval_every=1
+        )
+    )
+    assert [at for at, name in saved if name == "best"][-1] == best and saved[-1] == (4, "policy")
+
+
+def test_the_preferred_response_becomes_the_likelier_one(tmp_path):
+    write_model(tmp_path / "model")
+    long = PreferencePair("a " * 2100, "b", "c", "made")  # more than the model reads
+    write_pairs(tmp_path / "pairs.jsonl", [*PAIRS, long])
+    config = make_dpo_config(
+        model=str(tmp_path / "model"),
+        device="cpu",
+        task="none",
+        pairs=str(tmp_path / "pairs.jsonl"),
+        n_val_pairs=8,
+        batch_size=8,
+        learning_rate=3e-3,
+        epochs=4,
+    )
+    folder = train(config)
+    metrics = read_metrics(folder)
+    assert metrics["val_loss"][0] == pytest.approx(math.log(2)) and metrics["val_accuracy"][0] == 0.5
+    last = metrics.iloc[-1]
+    assert last["val_accuracy"] == 1.0 and last["val_margin"] > 0.1 and last["val_loss"] < 0.65
+    assert last["val_margin_p10"] <= last["val_margin"] <= last["val_margin_p90"]
+    assert last["val_margin"] == pytest.approx(last["val_chosen_reward"] - last["val_rejected_reward"], abs=1e-5)
+    assert "1 pairs exceed the model's context and are left out." in (folder / "run.json").read_text(encoding="utf-8")
+    policy, tokenizer = load_policy(str(folder / "policy"), "cpu")
+    reference, _ = load_policy(config.model, "cpu")
+    _, validation = hold_out(PAIRS, 8, config.seed)
+    with torch.no_grad():
+        losses, _ = losses_of(validation, policy, reference, tokenizer, config.beta)
+    assert losses.mean().item() == pytest.approx(last["val_loss"], abs=1e-6)
