@@ -95,3 +95,13 @@ def test_growth():
 
 def show(fit):
     return f"{fit['exponent']:.2f} ({fit['low']:.2f} to {fit['high']:.2f})"
+
+
+def test_the_long_run():
+    report = load("long")
+    steps, memory, files = (
+        [f"{reading[name]:,.0f}" for reading in report["readings"]] for name in ("step", "rss_mib", "open_files")
+    )
+    assert row("long run: steps in the log") == steps and report["lines"] == 2000 and report["each_step_once"]
+    assert row("... memory, MiB") == memory
+    assert row("... open files") == files
