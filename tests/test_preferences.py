@@ -89,7 +89,7 @@ def test_accuracy_counts_the_margins_above_zero_and_half_of_the_ties():
         ({"beta": 0.0}, "beta: got 0.0; accepted is a finite number above 0"),
         ({"chosen": ["a"]}, "chosen has 1"),
         ({"prompts": ["", "a", "b"]}, "prompt 0 has no token"),
-        ({"rejected": "a b c"}, "rejected: got the text 'a b c'; accepted is a list"),
+        ({"rejected": "a b c"}, "rejected: got 'a b c'; accepted is a list"),
     ],
 )
 def test_bad_input_is_named(tiny_gpt2, tokenizer, wrong, message):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from rlhelpers.checks import check_positive, check_same_length
 from rlhelpers.eval_mode import eval_mode
-from rlhelpers.kernels.checks import check_positive, check_same_length
 from rlhelpers.kernels.logprobs import get_response_log_probs
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
 
