@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 class DPOConfig(OfflineConfig):
-    """The defaults are the supplement's, but for epochs and learning rate, which are for the tiny model.  A batch has
-    `batch_size` pairs."""
+    """The defaults are the supplement's, but for beta, epochs and learning rate, which are for the tiny model.  A batch
+    has `batch_size` pairs."""
 
     PATHS: ClassVar[tuple[str, ...]] = ("pairs",)
 
@@ -35,12 +35,12 @@ class DPOConfig(OfflineConfig):
     reference_device: str | None = Field(
         None, pattern=r"^(cpu|cuda(:\d+)?)$", description="where the reference is; None: where the policy is"
     )
-    beta: float = Field(0.1, gt=0)
+    beta: float = Field(1.0, gt=0, description="how dear it is to leave the reference")
     n_val_pairs: Count = 200
     batch_size: Count = 64
     gradient_accumulation_steps: Count = 2
     epochs: Count = 2
-    learning_rate: float = Field(3e-5, gt=0, le=1)
+    learning_rate: float = Field(1e-5, gt=0, le=1)
     eval_every: Count = 6
 
     @property
@@ -52,6 +52,7 @@ class DPOConfig(OfflineConfig):
 COURSE = {
     "model": "meta-llama/Llama-3.1-8B",
     "task": "none",
+    "beta": 0.1,
     "epochs": 1,
     "gradient_accumulation_steps": 64,
     "gradient_checkpointing": True,
