@@ -89,6 +89,14 @@ def test_the_page_has_every_problem_and_figure_and_no_code(exported):
     assert not (folder / "writeup.pdf").exists()
 
 
+def test_formulas_are_set_without_the_network(exported):
+    html = (exported[0] / "writeup.html").read_text(encoding="utf-8")
+    answer = html[html.index('id="think_about_importance_reweighting"') :]
+    assert "<mi>&#x003C0;</mi>" in answer or "<mi>π</mi>" in answer  # pi_theta, MathML
+    assert r"\pi" not in answer and r"\operatorname" not in answer
+    assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?!data:|#)[^"]*//', html)
+
+
 def test_the_links_of_the_page_lead_to_the_chapters(exported):
     folder, _ = exported
     html = (folder / "writeup.html").read_text(encoding="utf-8")

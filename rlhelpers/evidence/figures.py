@@ -28,7 +28,7 @@ STYLE = {
     "axes.titlesize": "medium",
     "legend.frameon": False,
     "figure.constrained_layout.use": True,
-    "figure.dpi": 80,  # large enough to read, small enough for a repository page
+    "figure.dpi": 72,  # large enough to read, small enough for a repository page
 }
 
 

@@ -44,19 +44,6 @@ POINTS = {
     "grpo_experiments_off_policy": 10,
     "try_your_own": 10,
 }
-# On paper: tables that fit the page, broken between rows and not before them.
-STYLE = """<style>
-td, th { text-align: left !important; }
-td code { white-space: normal; overflow-wrap: anywhere; }
-@media print {
-  table { font-size: 8pt !important; }
-  tr, img { break-inside: avoid; }
-  .jp-Cell, .jp-Cell-outputWrapper, .jp-OutputArea, .jp-OutputArea-child, .jp-OutputArea-output {
-    display: block !important; break-inside: auto !important; overflow: visible !important;
-  }
-}
-</style>
-"""
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
@@ -144,8 +131,9 @@ def export(folder: Path | None = None) -> list[str]:
 
 
 def _as_html(folder: Path) -> str:
-    from nbconvert import HTMLExporter
     from nbconvert.preprocessors import CellExecutionError, ExecutePreprocessor
+
+    from rlhelpers.workbook.page import as_page
 
     notebook = nbformat.read(paths.ROOT / "notebooks" / NOTEBOOK, as_version=4)
     try:
@@ -155,20 +143,13 @@ def _as_html(folder: Path) -> str:
         raise RuntimeError(f"{NOTEBOOK}: {error.ename}: {' '.join(error.evalue.split())}") from error
     for cell in notebook.cells:  # pictures are embedded only from below the path
         cell.source = cell.source.replace("](../figures/", "](figures/")
-    notebook.metadata.title = "Write-up"
-    exporter = HTMLExporter(
-        exclude_input=True, exclude_input_prompt=True, exclude_output_prompt=True, embed_images=True
-    )
-    html, _ = exporter.from_notebook_node(notebook, {"metadata": {"path": str(paths.ROOT)}})
     chapters = os.path.relpath(paths.ROOT / "notebooks", folder)
-    html = html.replace("</head>", f"{STYLE}</head>", 1)
-    return re.sub(r'href="(\d\d_\w+\.ipynb)', rf'href="{chapters}/\1', html)
+    return re.sub(r'href="(\d\d_\w+\.ipynb)', rf'href="{chapters}/\1', as_page(notebook, "Write-up", paths.ROOT))
 
 
 def _print(browser: str, page: Path, printed: Path) -> None:
-    """virtual-time-budget: milliseconds in which the formulas are set, where there is a network to fetch MathJax."""
     root = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []  # as Chromium asks of root
-    options = ["--headless", *root, "--no-pdf-header-footer", "--virtual-time-budget=20000"]
+    options = ["--headless", *root, "--no-pdf-header-footer"]
     printed.unlink(missing_ok=True)
     command = [browser, *options, f"--print-to-pdf={printed}", page.as_uri()]
     try:
