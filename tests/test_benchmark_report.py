@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlhelpers.evidence.benchmark_report import annotation_scores, read_report, scores_by
+from rlhelpers.evidence.benchmark_report import annotation_scores, read_report, read_scored, scores_by
 
 
 @pytest.fixture
@@ -29,11 +29,12 @@ def write_lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_it_counts(write):
+def test_it_counts(write, tmp_path):
     report = read_report(write([1.0, 0.0, 0.0, 1.0, 1.0], ["A", None, "B", "C", "D"]))
     assert (report.examples, report.unparsed, report.empty, report.truncated) == (5, 1, 1, 1)
     assert report.interval.mean == 0.6 and report.examples_per_second == 2.5 and report.tokens_per_second == 25
     assert sorted(row["n"] for row in report.errors) == [1, 2]
+    assert [row["n"] for row in read_scored(tmp_path)] == [0, 1, 2, 3, 4]
     assert str(report) == (
         "m on mmlu: accuracy 0.600 [0.231, 0.882], 5 examples\n"
         "1 of 5 unparsed, 1 empty, 1 cut at max_tokens\n"
@@ -51,7 +52,7 @@ def test_ten_errors_are_drawn_by_the_seed(write):
 def test_before_a_judge_has_spoken_there_is_no_metric(write):
     report = read_report(write([None] * 3, [None] * 3, benchmark="alpaca_eval", metric="win rate"))
     assert report.interval is None and report.errors == [] and report.unparsed == 0
-    assert str(report).startswith("m on alpaca_eval: not judged yet\n")
+    assert str(report).startswith("m on alpaca_eval: no scores\n")
 
 
 def test_a_verdict_that_cannot_be_read_is_counted_and_left_out_of_the_metric(write):
@@ -60,17 +61,19 @@ def test_a_verdict_that_cannot_be_read_is_counted_and_left_out_of_the_metric(wri
     report = read_report(folder)
     assert (report.interval.mean, report.interval.n, report.unparsed) == (pytest.approx(2 / 3), 3, 1)
     assert [row["id"] for row in report.errors] == [2]
+    assert [row["score"] for row in read_scored(folder)] == [1.0, None, 0.0, 1.0]
 
 
 def test_the_annotations_of_alpaca_eval_count_the_model_as_the_second(write):
-    folder = write([None] * 4, [None] * 4, benchmark="alpaca_eval", metric="win rate")
-    preferences = [1.0, 2.0, None, 1.25]
+    folder = write([None] * 5, [None] * 5, benchmark="alpaca_eval", metric="win rate")
+    preferences = [1.0, 2.0, None, 1.25, 1.5]
     annotations = [{"instruction": str(p), "preference": p} for p in preferences]
     write_lines(folder / "judge" / "annotations.json", annotations)
-    assert [row["score"] for row in annotation_scores(folder / "judge" / "annotations.json")] == [0.0, 1.0, None, 0.25]
+    scores = [row["score"] for row in annotation_scores(folder / "judge" / "annotations.json")]
+    assert scores == [0.0, 1.0, None, 0.25, 0.5]
     report = read_report(folder)
-    assert report.interval.mean == pytest.approx(1.25 / 3) and report.unparsed == 1
-    assert {row["instruction"] for row in report.errors} == {"1.0", "1.25"}
+    assert report.interval.mean == pytest.approx(1.75 / 4) and report.unparsed == 1
+    assert {row["instruction"] for row in report.errors} == {"1.0", "1.25"}  # not the draw
     write_lines(folder / "another" / "annotations.json", annotations)
     with pytest.raises(ValueError, match=r"has 2 annotations\.json, of several annotators; accepted is one"):
         read_report(folder)

@@ -16,10 +16,10 @@ ERRORS_SHOWN = 10
 
 @dataclass(frozen=True)
 class Report:
-    """`metric`: its name, and `interval`: its value; None before a judge has spoken.  `unparsed`: how many answers, or
-    else verdicts of the judge, could not be read; such an answer counts as wrong, such a verdict is left out of the
-    metric.  `empty`, `truncated`: answers without text, generations that max_tokens cut.  `errors`: at most ten that
-    score less than a half, drawn at random."""
+    """`metric`: its name, and `interval`: its value; None before a judge has spoken, or where no verdict could be read.
+    `unparsed`: how many answers, or else verdicts of the judge, could not be read; such an answer counts as wrong, such
+    a verdict is left out of the metric.  `empty`, `truncated`: answers without text, generations that max_tokens cut.
+    `errors`: at most ten that score less than a half, drawn at random."""
 
     benchmark: str
     model: str
@@ -42,7 +42,7 @@ class Report:
         return self.tokens / self.seconds
 
     def __str__(self) -> str:
-        value = "not judged yet" if self.interval is None else f"{self.metric} {self.interval}"
+        value = "no scores" if self.interval is None else f"{self.metric} {self.interval}"
         return (
             f"{self.model} on {self.benchmark}: {value}\n"
             f"{self.unparsed} of {self.examples} unparsed, {self.empty} empty, {self.truncated} cut at max_tokens\n"
@@ -82,6 +82,12 @@ def read_report(folder: Path, seed: int = 0) -> Report:
 def read_rows(folder: Path) -> list[Row]:
     """The lines of `responses.jsonl`."""
     return [row for _, row in read_objects(folder / "responses.jsonl")]
+
+
+def read_scored(folder: Path) -> list[Row]:
+    """The rows that hold the scores: those of the judge where one has spoken, and else those of `responses.jsonl`."""
+    judged = _judged(folder)
+    return read_rows(folder) if judged is None else judged
 
 
 def scores_by(rows: Sequence[Row], field: str) -> dict[str, Interval]:

@@ -6,7 +6,6 @@ from rlhelpers.tasks.data_files import read_csv
 from rlhelpers.tasks.example import Example
 
 LETTERS = "ABCD"
-SUBJECTS = 57
 SUFFIX = "_test.csv"
 COLUMNS = "question, four choices, and the letter of the right one"
 
