@@ -3,6 +3,7 @@
 from operator import eq
 from pathlib import Path
 
+from rlhelpers.checks import check_one_of
 from rlhelpers.tasks.alpaca_eval import read_alpaca_eval, to_alpaca_eval
 from rlhelpers.tasks.example import Benchmark, Example
 from rlhelpers.tasks.gsm8k import read_problems
@@ -34,6 +35,5 @@ BENCHMARKS = {
 
 def get_benchmark(name: str) -> Benchmark:
     """The benchmark called `name`.  Raises ValueError for an unknown name."""
-    if not isinstance(name, str) or name not in BENCHMARKS:
-        raise ValueError(f"benchmark: got {name!r}; accepted are {', '.join(BENCHMARKS)}")
+    check_one_of(BENCHMARKS, benchmark=name)
     return BENCHMARKS[name]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhelpers import paths
+from rlhelpers.atomic import write_atomically
 from rlhelpers.tasks.judging import read_truth
 from rlhelpers.tasks.problem import Problem
 
@@ -74,7 +75,7 @@ def fetch_gsm8k(folder: Path = paths.GSM8K) -> None:
         check_file(split, text)
     folder.mkdir(parents=True, exist_ok=True)
     for split, text in texts.items():
-        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+        write_atomically(folder / f"{split}.jsonl", text)
 
 
 def jsonl_text(rows: Iterable[dict]) -> str:
