@@ -16,7 +16,7 @@ from papermill.translators import PythonTranslator
 
 from rlhelpers import paths
 from rlhelpers.kernels.estimator import ESTIMATORS
-from rlhelpers.tasks import load_task
+from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training import inputs
 from rlhelpers.training.config import RunConfig, make_config
 from rlhelpers.training.inputs import check_inputs, check_model
@@ -256,6 +256,12 @@ def test_a_number_of_examples_is_whole_and_not_negative(task, count):
 def test_the_name_of_a_task_is_a_text(name):
     with pytest.raises(ValueError, match=r"task: got .*; accepted is tiny, gsm8k, gym/<name>, or a folder"):
         load_task(name, 1, 1)
+
+
+@pytest.mark.parametrize("call", [lambda n: make_config(max_tokens=n), get_prompt], ids=["setting", "argument"])
+def test_a_number_too_long_to_be_written_is_refused_in_words(call):
+    with pytest.raises(ValueError, match=r"(max_tokens|prompt): got a number too long to be written; "):
+        call(10**5000)
 
 
 # The notebooks that make no configuration.
