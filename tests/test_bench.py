@@ -213,7 +213,7 @@ def test_bench_ahead_runs_the_loop_and_leaves_nothing(monkeypatch, roots):
 
 def test_bench_ahead_needs_vllm(monkeypatch, roots, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert cli.main(["bench", "ahead"]) == 1
+    assert cli.main(["bench", "ahead"]) == 2
     assert "vLLM is not installed here" in capsys.readouterr().err
 
 

@@ -54,7 +54,12 @@ BAD = [
     *(["fetch"], ["fetch", "mnist"], ["fetch", "gsm8k", "again"]),
     *(["tiny", "here"], ["tiny", "--folder"], ["tiny", "--folder", ""], ["tiny", "--folder", "a file"]),
     *(["bench"], ["bench", "nothing"], ["bench", "engines", "--engines"], ["bench", "engines", "--engines", "vlm"]),
-    *(["bench", "ahead", "1"], ["bench", "grader", "no.jsonl"], ["bench", "grader", "."]),
+    *(
+        ["bench", "ahead", "1"],
+        ["bench", "long", "--steps", "0"],
+        ["bench", "grader", "no.jsonl"],
+        ["bench", "grader", "."],
+    ),
     *(["bench", "grader", "--course", "no.py"], ["bench", "rollouts", "1"], ["bench", "step", "--rounds", "1"]),
     *(["bench", "whole-step", "1"], ["bench", "logprobs", "--dtype", "int8"], ["bench", "logprobs", "--tokens", "0"]),
     *(["bench", "logprobs", "--tokens", "1e3"], ["bench", "logprobs", "--rounds", "-1"], ["bench", "imports", "1"]),

@@ -83,17 +83,9 @@ def test_the_best_weights_are_the_first_with_the_highest_accuracy(tmp_path, monk
 
     monkeypatch.setattr(dpo, "describe_rewards", described)
     monkeypatch.setattr(offline, "save_policy", lambda *_: saved.append((len(validations) - 1, _[2].name)))
-    settings = {
-        "model": str(tmp_path / "model"),
-        "pairs": str(tmp_path / "pairs.jsonl"),
-        "task": "none",
-        "eval_every": 1,
-    }
-    train(
-        make_dpo_config(
-            **settings, device="cpu", n_val_pairs=3, batch_size=5, gradient_accumulation_steps=1, eval_every=1
-        )
-    )
+    settings = {"model": str(tmp_path / "model"), "pairs": str(tmp_path / "pairs.jsonl"), "task": "none"}
+    settings |= {"n_val_pairs": 3, "batch_size": 5, "gradient_accumulation_steps": 1, "epochs": 1, "eval_every": 1}
+    train(make_dpo_config(**settings, device="cpu"))
     assert [at for at, name in saved if name == "best"][-1] == best and saved[-1] == (4, "policy")
 
 
@@ -109,6 +101,7 @@ def test_the_preferred_response_becomes_the_likelier_one(tmp_path):
         n_val_pairs=8,
         batch_size=8,
         learning_rate=3e-3,
+        beta=0.1,
         epochs=4,
     )
     folder = train(config)

@@ -74,7 +74,7 @@ def test_a_table_of_times(tmp_path):
 
 def test_a_broken_line_is_named(folder):
     with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"step": 4, "rew')
+        file.write('{"step": 4, "rew\n')
     with pytest.raises(ValueError, match=r"metrics\.jsonl, line 5"):
         read_metrics(folder)
 

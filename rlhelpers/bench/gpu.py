@@ -96,7 +96,8 @@ def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUND
     """Measure; returns the report.  `size`: "1b", the default on a GPU, or "small", which a CPU can do.
 
     A variant that computes something else than the plain step, does not fit, or cannot be compiled has its reason in
-    the report and no speed.  Raises ValueError for a device that is not there or has too little memory.
+    the report and no speed.  Raises ValueError for a device that is not there or has too little memory, RuntimeError
+    where the plain step itself fails.
     """
     device = choose_device(device)
     scale = SCALES[size or ("1b" if device.startswith("cuda") else "small")]
@@ -119,7 +120,8 @@ def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUND
                 bench.forget()
         seconds |= in_turns({n: partial(_seconds, bench, v) for n, v in chosen.items() if n in work}, rounds)
     if variants[0].name in failed:
-        raise ValueError(f"gpu: the plain step, which the others are compared with, failed: {failed[variants[0].name]}")
+        why = failed[variants[0].name]
+        raise RuntimeError(f"gpu: the plain step, which the others are compared with, failed: {why}")
     return report(found, scale, bench, rate, work, seconds, failed)
 
 

@@ -112,10 +112,10 @@ class GradientKeeper:
     """In an optimizer's place: keeps the gradient and leaves the weights alone."""
 
     def __init__(self, model: PreTrainedModel):
-        self.parameters = list(model.parameters())
+        self.param_groups = [{"params": list(model.parameters())}]
 
     def step(self) -> None:
-        self.gradients = [p.grad.detach().clone() for p in self.parameters]
+        self.gradients = [p.grad.detach().clone() for p in self.param_groups[0]["params"]]
 
 
 def difference(gradients: list[Tensor], expected: list[Tensor]) -> float:

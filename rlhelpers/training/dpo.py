@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -24,9 +25,13 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+Score = Callable[[Sequence[PreferencePair]], tuple[Tensor, dict[str, Tensor]]]
+"""Losses and implicit rewards of pairs, as compute_dpo_losses gives them."""
+
+
 class DPOConfig(OfflineConfig):
-    """The defaults are the supplement's, but for epochs and learning rate, which are for the tiny model.  A batch has
-    `batch_size` pairs."""
+    """The defaults are the supplement's, but for beta, epochs and learning rate, which are for the tiny model.  A batch
+    has `batch_size` pairs."""
 
     PATHS: ClassVar[tuple[str, ...]] = ("pairs",)
 
@@ -35,12 +40,12 @@ class DPOConfig(OfflineConfig):
     reference_device: str | None = Field(
         None, pattern=r"^(cpu|cuda(:\d+)?)$", description="where the reference is; None: where the policy is"
     )
-    beta: Real = Field(0.1, gt=0)
+    beta: Real = Field(1.0, gt=0, description="how dear it is to leave the reference")
     n_val_pairs: Count = 200
     batch_size: Count = 64
     gradient_accumulation_steps: Count = 2
     epochs: Count = 2
-    learning_rate: Real = Field(3e-5, gt=0, le=1)
+    learning_rate: Real = Field(1e-5, gt=0, le=1)
     eval_every: Count = 6
 
     @property
@@ -52,6 +57,7 @@ class DPOConfig(OfflineConfig):
 COURSE = {
     "model": "meta-llama/Llama-3.1-8B",
     "task": "none",
+    "beta": 0.1,
     "epochs": 1,
     "gradient_accumulation_steps": 64,
     "gradient_checkpointing": True,
@@ -108,33 +114,48 @@ def train(config: DPOConfig) -> Path:
             f"pairs: {config.pairs} leaves {len(train_pairs)} pairs to train on beside {len(val_pairs)} held out; "
             f"accepted are at least batch_size={config.batch_size}"
         )
-    steps = config.epochs * len(train_pairs) // config.batch_size
     optimizer = torch.optim.RMSprop(policy.parameters(), lr=config.learning_rate)
-    size = config.batch_size // config.gradient_accumulation_steps
+    score = partial(losses_of, policy=policy, reference=reference, tokenizer=tokenizer, beta=config.beta)
 
     def update(step: int) -> dict[str, Any]:
-        batch, found = draw_batch(train_pairs, step - 1, config.batch_size, config.seed), []
-
-        def part(pairs: Sequence[PreferencePair]) -> Tensor:
-            losses, rewards = losses_of(pairs, policy, reference, tokenizer, config.beta)
-            found.append(rewards)
-            return losses.sum() / config.batch_size
-
-        parts = [lambda rows=batch[start : start + size]: part(rows) for start in range(0, len(batch), size)]
+        batch = draw_batch(train_pairs, step - 1, config.batch_size, config.seed)
+        found: list[dict[str, Tensor]] = []
+        parts = [partial(_part_of_loss, score, rows, len(batch), found) for rows in _microbatches(batch, config)]
         metrics = descend(policy, optimizer, parts, config.max_grad_norm)
         return metrics | describe_rewards(found)
 
-    def validate() -> dict[str, Any]:
-        with torch.no_grad():
-            groups = (val_pairs[start : start + size] for start in range(0, len(val_pairs), size))
-            losses, found = zip(
-                *(losses_of(rows, policy, reference, tokenizer, config.beta) for rows in groups), strict=True
-            )
-        metrics = {"loss": torch.cat(losses).mean().item()} | describe_rewards(found)
-        return {f"val_{name}": value for name, value in metrics.items()}
+    return learn(
+        records,
+        policy,
+        tokenizer,
+        Lesson(
+            config.epochs * len(train_pairs) // config.batch_size,
+            optimizer,
+            update,
+            lambda: _validate(score, _microbatches(val_pairs, config)),
+            "val_accuracy",
+            [f"{too_long} pairs exceed the model's context and are left out."] if too_long else [],
+        ),
+    )
 
-    remarks = [f"{too_long} pairs exceed the model's context and are left out."] if too_long else []
-    return learn(records, policy, tokenizer, Lesson(steps, optimizer, update, validate, "val_accuracy", remarks))
+
+def _part_of_loss(score: Score, pairs: Sequence[PreferencePair], batch_size: int, found: list) -> Tensor:
+    """What these pairs add to the mean over the batch; their rewards are appended to `found`."""
+    losses, rewards = score(pairs)
+    found.append(rewards)
+    return losses.sum() / batch_size
+
+
+@torch.no_grad()
+def _validate(score: Score, microbatches: Sequence[Sequence[PreferencePair]]) -> dict[str, float]:
+    losses, found = zip(*map(score, microbatches), strict=True)
+    metrics = {"loss": torch.cat(losses).mean().item()} | describe_rewards(found)
+    return {f"val_{name}": value for name, value in metrics.items()}
+
+
+def _microbatches(pairs: Sequence[PreferencePair], config: DPOConfig) -> list[Sequence[PreferencePair]]:
+    size = config.batch_size // config.gradient_accumulation_steps
+    return [pairs[start : start + size] for start in range(0, len(pairs), size)]
 
 
 def losses_of(
