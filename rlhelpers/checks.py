@@ -18,7 +18,10 @@ def shown(value: object) -> str:
     """A value on one line: short ones whole, long ones by their beginning and type, arrays and tables by shape."""
     if getattr(value, "shape", ()):
         return f"a {type(value).__name__} of shape {tuple(value.shape)}"
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python does not write integers of more than 4,300 digits
+        return "a number too long to be written"
     return text if len(text) <= 80 else f"{text[:80]}..., a {type(value).__name__}"
 
 

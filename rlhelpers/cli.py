@@ -20,13 +20,16 @@ def doctor(options: argparse.Namespace) -> int:
     from rlhelpers.workbook.finding import as_table
     from rlhelpers.workbook.machine import look_at_machine
 
-    pairs = [_setting(text) for text in options.settings]
-    _only_once([name for name, _ in pairs], "with one value")
-    settings = dict(pairs)
-    config = make_config(**{"preset": options.preset} | settings)
+    config = make_config(**{"preset": options.preset} | _settings(options.settings))
     findings = examine(look_at_machine(config), config)
     print(as_table(findings))
     return int(any(finding.status == "problem" for finding in findings))
+
+
+def _settings(texts: Sequence[str]) -> dict[str, object]:
+    pairs = [_setting(text) for text in texts]
+    _only_once([name for name, _ in pairs], "with one value")
+    return dict(pairs)
 
 
 def _setting(text: str) -> tuple[str, object]:
@@ -138,7 +141,7 @@ def evaluate(options: argparse.Namespace) -> None:
     from rlhelpers.training.zero_shot import evaluate_benchmark
 
     settings = {"model": options.model, "engine": options.engine, "max_tokens": options.max_tokens}
-    config = make_config(**settings | dict(_setting(text) for text in options.settings))
+    config = make_config(**settings | _settings(options.settings))
     folder = evaluate_benchmark(options.benchmark, options.data, config)
     print(f"{read_report(folder)}\n{folder}")
 

@@ -5,7 +5,7 @@ REVISIONS = {"allenai/OLMo-2-0425-1B": "a1847dff35000b4271fa70afc5db10fd29fedbdf
 
 
 def revision(model: str) -> str:
-    """What a name stands for: its commit in REVISIONS, and else what is newest.."""
+    """What a name stands for: its commit in REVISIONS, and else what is newest."""
     return REVISIONS.get(model, "main")
 
 

@@ -16,7 +16,7 @@ from papermill.translators import PythonTranslator
 
 from rlhelpers import paths
 from rlhelpers.kernels.estimator import ESTIMATORS
-from rlhelpers.tasks import load_task
+from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training import inputs
 from rlhelpers.training.config import RunConfig, make_config
 from rlhelpers.training.inputs import check_inputs, check_model
@@ -226,6 +226,23 @@ def test_of_a_name_on_the_hub_is_asked_whether_it_is_there(monkeypatch, answer):
         check_model("tinny", 8)
 
 
+def test_of_a_model_that_is_one_commit_that_commit_is_looked_for_in_the_cache(monkeypatch, tmp_path):
+    from huggingface_hub import constants
+
+    from rlhelpers.hub import REVISIONS
+
+    [(model, commit)] = REVISIONS.items()
+    folder = tmp_path / f"models--{model.replace('/', '--')}" / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text('{"max_position_embeddings": 64}', encoding="utf-8")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    inputs._of_the_hub.cache_clear()
+    with pytest.raises(ValueError, match="max_tokens: got 64; accepted are fewer than the 64 tokens"):
+        check_model(model, 64)
+    inputs._of_the_hub.cache_clear()
+
+
 @pytest.mark.parametrize("count", [-1, 1.5, None, True, "3", math.nan])
 @pytest.mark.parametrize("task", ["tiny", "gym/chain_sum"])
 def test_a_number_of_examples_is_whole_and_not_negative(task, count):
@@ -239,6 +256,12 @@ def test_a_number_of_examples_is_whole_and_not_negative(task, count):
 def test_the_name_of_a_task_is_a_text(name):
     with pytest.raises(ValueError, match=r"task: got .*; accepted is tiny, gsm8k, gym/<name>, or a folder"):
         load_task(name, 1, 1)
+
+
+@pytest.mark.parametrize("call", [lambda n: make_config(max_tokens=n), get_prompt], ids=["setting", "argument"])
+def test_a_number_too_long_to_be_written_is_refused_in_words(call):
+    with pytest.raises(ValueError, match=r"(max_tokens|prompt): got a number too long to be written; "):
+        call(10**5000)
 
 
 # The notebooks that make no configuration.

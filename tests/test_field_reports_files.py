@@ -214,7 +214,7 @@ def test_d19_an_interrupt_leaves_the_old_file_or_the_new_one(tmp_path, monkeypat
     with RunRecords(make_config()) as run:
         run.log({"step": 0, "reward": 0.5})
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(records, "strict_json", interrupt)
+            patch.setattr(records, "json_lines", interrupt)
             run.log({"step": 1, "reward": 0.5})
         metrics = run.folder / "metrics.jsonl"
         assert metrics.read_text(encoding="utf-8") == '{"step": 0, "reward": 0.5}\n'
@@ -222,6 +222,10 @@ def test_d19_an_interrupt_leaves_the_old_file_or_the_new_one(tmp_path, monkeypat
         torn.write('{"step": 1, "rew')
     with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 2: it was cut off, and is left out"):
         assert read_metrics(run.folder)["reward"].tolist() == [0.5]
+    within_a_letter = tmp_path / "rows.jsonl"
+    within_a_letter.write_bytes('{"text": "é"}\n{"text": "é'.encode()[:-1])
+    with pytest.warns(UserWarning, match=r"rows\.jsonl, line 2: it was cut off, and is left out"):
+        assert read_jsonl(within_a_letter) == [{"text": "é"}]
     with (
         pytest.warns(UserWarning, match="seed=0 is left out: .*its last line is cut off"),
         pytest.raises(FileNotFoundError),

@@ -10,9 +10,9 @@ import yaml
 from filelock import FileLock
 
 from rlhelpers import paths
+from rlhelpers.strict_json import strict_json
 from rlhelpers.training.config import make_config
 from rlhelpers.training.records import RunRecords, RunState, run_state
-from rlhelpers.training.strict_json import strict_json
 
 CONFIG = make_config(quick=True)
 

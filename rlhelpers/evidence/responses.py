@@ -1,9 +1,6 @@
 """Responses as a table: read from a file, graded, counted, and held against a person's verdict."""
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +8,7 @@ import pandas as pd
 
 from rlhelpers.checks import check_kind, check_texts, check_whole
 from rlhelpers.evidence.checks import check_table
+from rlhelpers.tasks.data_files import read_objects
 from rlhelpers.tasks.grading import Grader, Judge
 from rlhelpers.tasks.judging import judge_answer, read_truth
 from rlhelpers.tasks.prompts import PROMPTS, get_prompt
@@ -48,34 +46,19 @@ def read_responses(path: str | Path, also: Sequence[str] = ()) -> pd.DataFrame:
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"responses: got {str(path)!r}; there is no such file; {_accepted()}")
-    rows, number = [], 0
     try:
-        for number, line in enumerate(_lines(path), start=1):
-            if line.strip():
-                rows.append(_read_row(path, number, line, also))
-    except (EOFError, zlib.error, gzip.BadGzipFile, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}, line {number + 1}: {error}; {_accepted()}") from error
-    if not rows:
-        raise ValueError(f"{path}: no line; {_accepted()}")
+        rows = [_read_row(path, number, row, also) for number, row in read_objects(path)]
+    except ValueError as error:
+        raise ValueError(f"{error}; {_accepted()}") from error
     return pd.DataFrame(rows, columns=[*FIELDS, *also], dtype=object)  # so that None stays None
 
 
-def _lines(path: Path) -> Iterator[str]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, mode="rb") as lines:
-        for line in lines:  # decoded one by one, so that an error names its line
-            yield line.decode("utf-8-sig")
-
-
-def _read_row(path: Path, number: int, line: str, also: Sequence[str]) -> dict[str, Any]:
+def _read_row(path: Path, number: int, row: dict[str, Any], also: Sequence[str]) -> dict[str, Any]:
+    run = path.name.partition(".")[0] if row.get("run") is None else str(row["run"])
     try:
-        row = json.loads(line)
-        if not isinstance(row, dict):
-            raise ValueError(f"got {line.strip()[:40]!r}, which is no JSON object")
-        run = path.name.partition(".")[0] if row.get("run") is None else str(row["run"])
         return _checked(row) | {"run": run} | {name: row.get(name) for name in also}
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}, line {number}: {error}; {_accepted()}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}, line {number}: {error}") from error
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _describe(folder: Path) -> dict[str, Any]:
         raise ValueError(
             "config.yaml: accepted are a whole number as seed, and texts as experiment, variant and estimator.name"
         )
-    if metrics["val_reward"].notna().sum() == 0:
+    if "val_reward" not in metrics or metrics["val_reward"].isna().all():
         raise ValueError("metrics.jsonl: it has no val_reward")
     return settings | {"estimator": row["name"], "row": row, "minutes": minutes, "folder": folder, "metrics": metrics}
 

@@ -71,12 +71,12 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """A row for each line.  A last line that was cut off, by a kill or while it is written, is left out with a warning;
     ValueError names any other that is not JSON."""
     rows = []
-    with open(path, encoding="utf-8") as lines:
+    with open(path, "rb") as lines:  # decoded one by one: it may be cut off within a letter
         for number, line in enumerate(lines, start=1):
             try:
                 rows.append(json.loads(line))
             except ValueError as error:
-                if not line.endswith("\n"):
+                if not line.endswith(b"\n"):
                     warnings.warn(f"{path}, line {number}: it was cut off, and is left out", stacklevel=2)
                     break
                 raise ValueError(f"{path}, line {number}: {error}") from error

@@ -38,7 +38,6 @@ class Estimator:
         # Constant and old log-probs are the run's to give, not the row's.
         check_normalization(self.loss_normalization, normalization_constant=1.0)
         check_reweighting(self.importance_reweighting_method, torch.empty(0), self.cliprange)
-        check_eps(self.advantage_eps)
         if self.engine_ratio_cap is not None:
             check_ratio_cap("engine_ratio_cap", self.engine_ratio_cap)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 
 from rlhelpers import paths
+from rlhelpers.checks import check_whole
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
 from rlhelpers.rollouts.server_process import ServerProcess, free_port, output_to, wait_for_port
 from rlhelpers.rollouts.vllm_client import REQUESTS_AT_A_TIME, VLLMClient
@@ -230,8 +231,8 @@ class VLLMServer:
         one, from the server's seed and the number of this call.  `batch_size`: prompts under way at a time.
         """
         check_sampling_params(sampling_params)
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size: got {batch_size}; accepted is None or a number of at least 1")
+        if batch_size is not None:
+            check_whole(1, batch_size=batch_size)
         request = dict(sampling_params)
         max_tokens = request.setdefault("max_tokens", 16)
         prompt_ids = encode_prompts(self.tokenizer, prompts, max_tokens, self.context)

@@ -1,10 +1,10 @@
 """AlpacaEval (github.com/tatsu-lab/alpaca_eval): 805 instructions, whose answers its own tool compares with another
 model's."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from rlhelpers.strict_json import strict_json
 from rlhelpers.tasks.data_files import read_objects, text_field
 from rlhelpers.tasks.example import Example
 
@@ -27,4 +27,4 @@ def to_alpaca_eval(rows: list[dict[str, Any]], generator: str) -> str:
         {name: row[name] for name in ("instruction", "output")} | {"generator": generator, "dataset": row["dataset"]}
         for row in rows
     ]
-    return json.dumps(outputs, ensure_ascii=False, indent=1) + "\n"
+    return strict_json(outputs, indent=1) + "\n"

@@ -3,6 +3,7 @@
 from operator import eq
 from pathlib import Path
 
+from rlhelpers.checks import check_one_of
 from rlhelpers.tasks.alpaca_eval import read_alpaca_eval, to_alpaca_eval
 from rlhelpers.tasks.example import Benchmark, Example
 from rlhelpers.tasks.gsm8k import read_problems
@@ -14,8 +15,6 @@ from rlhelpers.tasks.safety_tests import read_safety_tests, to_safety_judge
 
 def read_gsm8k(path: Path) -> list[Example]:
     """The problems of a file in GSM8K's format, such as `data/gsm8k/test.jsonl`; see read_problems."""
-    if not path.is_file():
-        raise FileNotFoundError(f"data: got {str(path)!r}; there is no such file")
     return [Example({"question": p.question}, f"{p.question}\nAnswer:", p.answer) for p in read_problems(path)]
 
 
@@ -34,6 +33,5 @@ BENCHMARKS = {
 
 def get_benchmark(name: str) -> Benchmark:
     """The benchmark called `name`.  Raises ValueError for an unknown name."""
-    if not isinstance(name, str) or name not in BENCHMARKS:
-        raise ValueError(f"benchmark: got {name!r}; accepted are {', '.join(BENCHMARKS)}")
+    check_one_of(BENCHMARKS, benchmark=name)
     return BENCHMARKS[name]

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhelpers.atomic import write_atomically
+from rlhelpers.strict_json import json_lines
+
 Row = tuple[int, list[str]]
 
 
@@ -76,7 +79,7 @@ def read_texts(path: Path, *fields: str) -> list[dict[str, str]]:
 def write_texts(path: Path, rows: Iterable[Mapping[str, str]]) -> None:
     """Write JSON lines, which read_texts reads; the folder is made where it is not there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    write_atomically(path, json_lines(rows))
 
 
 def text_field(path: Path, number: int, row: dict[str, Any], name: str) -> str:

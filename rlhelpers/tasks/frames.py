@@ -7,22 +7,14 @@ whose rules of conduct go back to the system prompt of Llama 2 (arXiv:2307.09288
 
 from dataclasses import dataclass
 
-from rlhelpers.tasks.prompts import SLOT, TEMPLATES
+from rlhelpers.tasks.prompts import TEMPLATES, Template
 
 
 @dataclass(frozen=True)
-class Frame:
-    """A template with one `{question}`, where the instruction goes; the string at which sampling stops (None: only at
-    the end-of-text token); and the fence that closes an answer, where the template opens one."""
+class Frame(Template):
+    """A template for an instruction, and the fence that closes an answer, where the template opens one."""
 
-    name: str
-    template: str
-    stop: str | None
     fence: str = ""
-
-    def __call__(self, instruction: str) -> str:
-        """Put the instruction into the template.  Braces elsewhere, in either, are kept as they are."""
-        return self.template.replace(SLOT, instruction)
 
     def answer(self, generation: str) -> str:
         """What of a generation answers: all before the stop string, without the closing fence at its end and the white

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhelpers import paths
+from rlhelpers.atomic import write_atomically
+from rlhelpers.tasks.data_files import read_objects, text_field
 from rlhelpers.tasks.judging import read_truth
 from rlhelpers.tasks.problem import Problem
 
@@ -32,27 +34,15 @@ def load_gsm8k() -> tuple[list[Problem], list[Problem]]:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Problems from JSONL rows `{"question", "answer"}`; empty lines are skipped.  Raises ValueError naming the file
-    and line."""
+    """Problems from JSON lines `{"question", "answer"}`.  Raises FileNotFoundError, ValueError naming file and line."""
     problems = []
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: {error}; the file must be UTF-8") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+    for number, row in read_objects(path):
+        question, solution = (text_field(path, number, row, name) for name in ("question", "answer"))
         try:
-            row = json.loads(line)
-            question, answer = row["question"].strip(), final_answer(row["answer"])
-            if not question:
-                raise ValueError("the question is empty")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            problems.append(Problem(question.strip(), final_answer(solution)))
+        except ValueError as error:
             form = f'{{"question": ..., "answer": "... {MARK} N"}}'
-            raise ValueError(f"{path}, line {number}: {error!r}; a line is {form}") from error
-        problems.append(Problem(question, answer))
-    if not problems:
-        raise ValueError(f"{path}: holds no problems")
+            raise ValueError(f"{path}, line {number}: {error}; a line is {form}") from error
     return problems
 
 
@@ -74,7 +64,7 @@ def fetch_gsm8k(folder: Path = paths.GSM8K) -> None:
         check_file(split, text)
     folder.mkdir(parents=True, exist_ok=True)
     for split, text in texts.items():
-        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
+        write_atomically(folder / f"{split}.jsonl", text)
 
 
 def jsonl_text(rows: Iterable[dict]) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from rlhelpers.checks import check_whole
 from rlhelpers.tasks.instructions import read_instructions, render
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -38,8 +39,7 @@ class PackedSFTDataset(Dataset):
         *,
         seed: int = 0,
     ):
-        if not isinstance(seq_length, int) or isinstance(seq_length, bool) or seq_length < 1:
-            raise ValueError(f"seq_length: got {seq_length!r}; accepted is a whole number of at least 1")
+        check_whole(1, seq_length=seq_length)
         documents = [render(*row) for row in read_instructions(Path(dataset_path))]
         if shuffle:
             random.Random(seed).shuffle(documents)

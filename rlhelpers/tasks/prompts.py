@@ -17,19 +17,24 @@ SLOT = "{question}"
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """A template, the string at which sampling stops (`None`: only at the end-of-text token), and where a
-    response holds its answer."""
+class Template:
+    """A text with one `{question}`, and the string at which sampling stops (`None`: only at the end-of-text token)."""
 
     name: str
     template: str
     stop: str | None
-    find_boxes: Callable[[str], Boxes]
 
     def __call__(self, question: str) -> str:
         """Put the question into the template.  Braces elsewhere, in template or question, are kept as they are."""
         check_text(question=question)
         return self.template.replace(SLOT, question)
+
+
+@dataclass(frozen=True)
+class Prompt(Template):
+    """A template, and where a response to it holds its answer."""
+
+    find_boxes: Callable[[str], Boxes]
 
 
 def _prompt(name: str, stop: str | None, find) -> Prompt:

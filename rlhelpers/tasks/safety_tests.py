@@ -1,9 +1,9 @@
 """SimpleSafetyTests (arXiv:2311.08370): 100 prompts with which a model should not comply, in five areas of harm."""
 
-import json
 from pathlib import Path
 from typing import Any
 
+from rlhelpers.strict_json import json_lines
 from rlhelpers.tasks.data_files import read_csv, text_field
 from rlhelpers.tasks.example import Example
 
@@ -33,5 +33,4 @@ def read_safety_tests(path: Path) -> list[Example]:
 def to_safety_judge(rows: list[dict[str, Any]], generator: str) -> str:
     """JSON lines with `prompts_final` and `output`, as the course's evaluator and `judge_safety` read them."""
     names = ("id", "harm_area", "category", "prompts_final", "output")
-    kept = ({name: row[name] for name in names if name in row} | {"generator": generator} for row in rows)
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept)
+    return json_lines({name: row[name] for name in names if name in row} | {"generator": generator} for row in rows)

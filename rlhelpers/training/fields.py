@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationError
 
+from rlhelpers.checks import shown
 from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
 
 
@@ -124,12 +125,4 @@ def _line(error: dict[str, Any], known: Iterable[str]) -> str:
     message = str(error["ctx"]["error"]) if error["type"] == "value_error" else error["msg"]
     if error["type"] == "int_parsing_size":  # pydantic speaks of a string here, also where it is none
         message = "accepted are smaller whole numbers"
-    return f"{name}: got {_shown(error['input'])}; {message[0].lower()}{message[1:]}"
-
-
-def _shown(value: Any) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # Python does not write integers of more than 4,300 digits
-        return f"an integer of {value.bit_length()} bits"
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return f"{name}: got {shown(error['input'])}; {message[0].lower()}{message[1:]}"

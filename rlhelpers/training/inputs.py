@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from rlhelpers import paths
+from rlhelpers.hub import revision
 from rlhelpers.tasks.catalogue import check_task
 from rlhelpers.training.config import RunConfig
 
@@ -65,7 +66,7 @@ def _of_the_hub(name: str) -> str | None:
 
     here = f"there is no folder {Path(name).absolute()}"[:300]
     try:
-        if isinstance(file := try_to_load_from_cache(name, "config.json"), str):
+        if isinstance(file := try_to_load_from_cache(name, "config.json", revision=revision(name)), str):
             return file
         if not constants.HF_HUB_OFFLINE:
             HfApi().model_info(name, timeout=10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,10 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
 
+from rlhelpers.checks import check_one_of
 from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.tokens import beginning
 from rlhelpers.kernels.update import clip_and_step
 from rlhelpers.rollouts import Sampling, TorchEngine
+from rlhelpers.rollouts.engine import encode_prompts
 from rlhelpers.tasks import Grader, Prompt, load_task
 from rlhelpers.tasks.instructions import ALPACA
 from rlhelpers.training.checkpoint import Checkpoint
@@ -27,8 +28,8 @@ from rlhelpers.training.fingerprint import files_of, fingerprint_of
 from rlhelpers.training.policy import save_policy
 from rlhelpers.training.records import RunRecords
 from rlhelpers.training.settings import checked, describe
-from rlhelpers.training.steps import is_due, open_log, take_steps
-from rlhelpers.training.updates import MAX_SKIPPED, DivergedError
+from rlhelpers.training.steps import Log, is_due, open_log, take_steps
+from rlhelpers.training.updates import MAX_SKIPPED, diverged
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -95,10 +96,9 @@ def make_offline_config(
 ) -> Kind:
     """A checked configuration: the preset, then the settings that are not None.  Raises ValueError, a line for each
     wrong setting."""
-    if preset not in presets:
-        raise ValueError(f"preset: got {preset!r}; accepted are {', '.join(presets)}")
+    check_one_of(presets, preset=preset)
     given = {name: value for name, value in settings.items() if value is not None}
-    config = checked(kind, presets[preset] | given)
+    config = checked(kind, presets[preset] | given, ["preset"])
     if config.variant is None:
         files = {name: getattr(config, name) for name in kind.PATHS}
         first = [config.method, *([preset] if preset != "tiny" else [])]
@@ -123,45 +123,56 @@ class Lesson:
 def learn(records: RunRecords, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, lesson: Lesson) -> Path:
     """Every step of the lesson with all that is due after it; returns the run's folder, with the policy in it.  An
     update whose loss or gradient is not finite is skipped; MAX_SKIPPED in a row raise DivergedError."""
-    config, carried = records.config, {"best": -math.inf, "skipped_in_a_row": 0}
-    examine = _examination(config, policy, tokenizer)
-
-    def step(number: int) -> dict[str, Any]:
-        metrics = lesson.update(number) if number > 0 else {}
-        carried["skipped_in_a_row"] = carried["skipped_in_a_row"] + 1 if metrics.get("skipped_update") else 0
-        if is_due(number, config.eval_every, lesson.steps):
-            metrics |= lesson.validate() | examine(number)
-            if number > 0 and lesson.best_by is not None and metrics[lesson.best_by] > carried["best"]:
-                carried["best"] = metrics[lesson.best_by]
-                save_policy(policy, tokenizer, records.folder / "best")
-        return metrics
-
-    def stop_if_diverged() -> None:
-        if carried["skipped_in_a_row"] >= MAX_SKIPPED:
-            raise DivergedError(
-                f"the last {MAX_SKIPPED} updates were skipped, because their loss or gradient was not finite; a lower "
-                "learning_rate or max_grad_norm often helps, and goes into another run"
-            )
-
-    def take_checkpoint(number: int) -> Checkpoint:
-        kept = carried | {"remarks": records.remarks}
-        return Checkpoint.take(number, records.fingerprint, kept, policy, lesson.optimizer, None)
-
+    run = _Run(records, policy, tokenizer, lesson)
     with open_log(records, lesson.steps) as log:
-        first = 0
-        if records.checkpoint is None:
-            for text in lesson.remarks:
-                log.remark(text)
-        else:
-            checkpoint = records.take_checkpoint()
-            checkpoint.restore(policy, lesson.optimizer)
-            checkpoint.restore_randomness(policy.device)
-            carried |= {name: checkpoint.carried[name] for name in carried}
-            log.say_goes_on(checkpoint)
-            first = checkpoint.step + 1
-        take_steps(log, range(first, lesson.steps + 1), step, stop_if_diverged, take_checkpoint)
+        steps = range(run.begin(log), lesson.steps + 1)
+        take_steps(log, steps, run.step, run.stop_if_diverged, run.take_checkpoint)
         save_policy(policy, tokenizer, records.folder / "policy")
     return records.folder
+
+
+class _Run:
+    """A lesson under way."""
+
+    def __init__(self, records: RunRecords, policy, tokenizer, lesson: Lesson):
+        self.records, self.policy, self.tokenizer, self.lesson = records, policy, tokenizer, lesson
+        self.carried: dict[str, Any] = {"best": None, "skipped_in_a_row": 0}
+        self.examine = _examination(records.config, policy, tokenizer)
+
+    def begin(self, log: Log) -> int:
+        """Returns the first step to be done."""
+        if self.records.checkpoint is None:
+            for text in self.lesson.remarks:
+                log.remark(text)
+            return 0
+        checkpoint = self.records.take_checkpoint()
+        checkpoint.restore(self.policy, self.lesson.optimizer)
+        checkpoint.restore_randomness(self.policy.device)
+        self.carried = {name: checkpoint.carried[name] for name in self.carried}
+        log.say_goes_on(checkpoint)
+        return checkpoint.step + 1
+
+    def step(self, number: int) -> dict[str, Any]:
+        metrics = self.lesson.update(number) if number > 0 else {}
+        self.carried["skipped_in_a_row"] = self.carried["skipped_in_a_row"] + 1 if metrics.get("skipped_update") else 0
+        if is_due(number, self.records.config.eval_every, self.lesson.steps):
+            metrics |= self.lesson.validate() | self.examine(number)
+            if number > 0 and self.lesson.best_by is not None:
+                self._keep_if_best(metrics[self.lesson.best_by])
+        return metrics
+
+    def _keep_if_best(self, value: float) -> None:
+        if self.carried["best"] is None or value > self.carried["best"]:
+            self.carried["best"] = value
+            save_policy(self.policy, self.tokenizer, self.records.folder / "best")
+
+    def stop_if_diverged(self) -> None:
+        if self.carried["skipped_in_a_row"] >= MAX_SKIPPED:
+            raise diverged(self.carried["skipped_in_a_row"])
+
+    def take_checkpoint(self, number: int) -> Checkpoint:
+        kept = self.carried | {"remarks": self.records.remarks}
+        return Checkpoint.take(number, self.records.fingerprint, kept, self.policy, self.lesson.optimizer, None)
 
 
 def descend(
@@ -194,6 +205,8 @@ def _examination(
         return lambda step: {}
     problems = load_task(config.task, 1, config.n_val_examples)
     engine, grader = TorchEngine(policy, tokenizer), Grader(alpaca_prompt(tokenizer), problems.judge)
+    prompts = [grader.prompt(problem.question) for problem in problems.validation]
+    encode_prompts(tokenizer, prompts, config.max_tokens, policy.config.max_position_embeddings)  # or ValueError
 
     def answers(temperature: float, step: int) -> dict[str, Any]:
         seed = derive_seed(config.seed, "validation", step)

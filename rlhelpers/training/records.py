@@ -27,10 +27,10 @@ from filelock import FileLock, Timeout
 
 from rlhelpers import paths
 from rlhelpers.atomic import NotWrittenError, append, remove_leftovers, to_disk, write_atomically
+from rlhelpers.strict_json import json_lines, strict_json
 from rlhelpers.training.checkpoint import Checkpoint, newest, remove_later
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.provenance import provenance
-from rlhelpers.training.strict_json import strict_json
 from rlhelpers.training.termination import Terminated
 
 
@@ -215,26 +215,22 @@ class RunRecords:
 
     def log(self, metrics: dict[str, Any]) -> None:
         """Append one step to metrics.jsonl."""
-        append(self.folder / "metrics.jsonl", _lines([metrics]))
+        append(self.folder / "metrics.jsonl", json_lines([metrics]))
 
     def write_rollouts(self, step: int, split: str, rows: Iterable[dict[str, Any]]) -> None:
         """Responses of one step: `split` is "train" or "validation"."""
-        append(self.folder / "rollouts" / f"step_{step:05d}_{split}.jsonl", _lines(rows))
+        append(self.folder / "rollouts" / f"step_{step:05d}_{split}.jsonl", json_lines(rows))
 
     def write_bad_batch(self, step: int, number: int, rows: Iterable[dict[str, Any]]) -> Path:
         """The responses of an update that went wrong; returns the file.  It stays when the run goes on."""
         file = self.folder / "bad_batches" / f"step_{step:05d}_update_{number}.jsonl"
         file.parent.mkdir(exist_ok=True)
-        write_atomically(file, _lines(rows))
+        write_atomically(file, json_lines(rows))
         return file
 
     def _write_about(self, **facts: Any) -> None:
         self.about |= facts
         write_atomically(self.folder / "run.json", strict_json(self.about, indent=2) + "\n")
-
-
-def _lines(rows: Iterable[dict[str, Any]]) -> str:
-    return "".join(strict_json(row) + "\n" for row in rows)
 
 
 def _by_whom(folder: Path) -> str:

@@ -15,10 +15,11 @@ from typing import Any
 import httpx
 
 from rlhelpers.atomic import write_atomically
+from rlhelpers.checks import refused
 from rlhelpers.rollouts import EngineDeadError
 from rlhelpers.rollouts.bounded import bounded
+from rlhelpers.strict_json import json_lines
 from rlhelpers.tasks.data_files import read_objects, text_field
-from rlhelpers.training.records import strict_json
 
 KEY = "RLHELPERS_JUDGE_KEY"
 WORTH_ANOTHER_TRY = {408, 429, 500, 502, 503, 504}
@@ -48,25 +49,27 @@ class Judge:
     wait: float = 2
 
     def __post_init__(self):
-        if not re.match(r"https?://[^/\s]+", self.url):
-            raise ValueError(f"url: got {self.url!r}; accepted is an address such as http://127.0.0.1:8000/v1")
+        accepted = "an address such as http://127.0.0.1:8000/v1"
+        try:
+            url = httpx.URL(self.url)
+        except (httpx.InvalidURL, TypeError) as error:
+            raise refused("url", self.url, accepted) from error
+        if url.scheme not in ("http", "https") or not url.host:
+            raise refused("url", self.url, accepted)
 
     def ask(self, request: str, response: str) -> str:
         """What the model says to one exchange.  Raises JudgeError."""
         exchange = json.dumps({"user": request, "assistant": response}, ensure_ascii=False)
         messages = [{"role": "system", "content": QUESTION}, {"role": "user", "content": exchange}]
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 16}
-        reason, tried = "", 0
-        while tried < self.attempts:
-            if tried:
-                time.sleep(self.wait * 2 ** (tried - 1))
-            tried += 1
+        for tried in range(1, self.attempts + 1):
+            if tried > 1:
+                time.sleep(self.wait * 2 ** (tried - 2))
             try:
                 answer = bounded(lambda: self._post(body), self.seconds)
             except (httpx.HTTPError, EngineDeadError) as error:
-                reason = (
-                    f"{type(error).__name__}: {error}" if isinstance(error, httpx.HTTPError) else "no answer in time"
-                )
+                dead = isinstance(error, EngineDeadError)
+                reason = "no answer in time" if dead else f"{type(error).__name__}: {error}"
                 continue
             if answer.is_success:
                 return _content(answer, self.url)
@@ -78,7 +81,7 @@ class Judge:
         )
 
     def _post(self, body: dict[str, Any]) -> httpx.Response:
-        key = os.environ.get(KEY)
+        key = os.environ.get(KEY, "").strip()  # an error about a line end in a header would show it
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         is_here = httpx.URL(self.url).host in ("127.0.0.1", "localhost", "::1")  # where no proxy leads
         address = f"{self.url.rstrip('/')}/chat/completions"
@@ -98,9 +101,9 @@ def judge_safety(folder: Path, judge: Judge) -> Path:
         text_field(path, number, row, "prompts_final")
         if not isinstance(row.get("output"), str):
             raise ValueError(f"{path}, line {number}: output: got {row.get('output')!r}; accepted is a text")
-    lines = [strict_json(row | _judged(row, judge)) + "\n" for _, row in exchanges]
-    write_atomically(folder / "judged.jsonl", "".join(lines))
-    return folder / "judged.jsonl"
+    judged = folder / "judged.jsonl"
+    write_atomically(judged, json_lines(row | _judged(row, judge) for _, row in exchanges))
+    return judged
 
 
 def read_verdict(response: str) -> str | None:

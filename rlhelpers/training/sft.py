@@ -69,9 +69,9 @@ def train(config: SFTConfig) -> Path:
     """Tune as the configuration says; returns the run's folder, which is as that of an RL run (training/records).
 
     Metrics: `loss`, `learning_rate` and `grad_norm` of each update, `val_loss` on all pieces of val_data, both in nats
-    per token; and with a task `val_reward`, of one sampled answer to each validation problem,
-    and what evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on as an
-    RL run does.  Raises ValueError before the folder is made.
+    per token; and with a task `val_reward`, of one sampled answer to each validation problem, and what
+    evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on as an RL run does.  Raises
+    ValueError before the folder is made.
     """
     records = RunRecords(config)
     if records.says_complete():
@@ -81,7 +81,7 @@ def train(config: SFTConfig) -> Path:
         PackedSFTDataset(tokenizer, path, config.seq_length, shuffle=True, seed=config.seed)
         for path in (config.train_data, config.val_data)
     )
-    _check_sizes(config, len(pieces), len(val_pieces))
+    _check_sizes(config, len(pieces), len(val_pieces), policy.config.max_position_embeddings)
     steps = config.epochs * len(pieces) // config.batch_size
     optimizer, factor = make_optimizer(policy, config), warmup_and_cosine(config.warmup, steps)
 
@@ -133,7 +133,9 @@ def _losses(policy: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     ]
 
 
-def _check_sizes(config: SFTConfig, pieces: int, val_pieces: int) -> None:
+def _check_sizes(config: SFTConfig, pieces: int, val_pieces: int, context: int) -> None:
+    if config.seq_length > context:
+        raise ValueError(f"seq_length: got {config.seq_length}; accepted is at most the model's context of {context}")
     if pieces < config.batch_size:
         raise ValueError(
             f"train_data: got {config.train_data}, which is less than one batch of {config.batch_size} pieces of "

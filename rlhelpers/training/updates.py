@@ -27,6 +27,14 @@ class DivergedError(RuntimeError):
     """MAX_SKIPPED updates in a row had a loss or gradient that was not finite."""
 
 
+def diverged(in_a_row: int, more: str = "") -> DivergedError:
+    """`more`: what else is known, with a semicolon in front."""
+    return DivergedError(
+        f"the last {in_a_row} updates were skipped, because their loss or gradient was not finite{more}; a lower "
+        "learning_rate or max_grad_norm often helps, and goes into another run"
+    )
+
+
 class Updates:
     """`keep` keeps a bad batch, `remark` is told what a reader of the results must know.  `state`, as JSON has it, is
     what a run that goes on must be given back."""
@@ -63,11 +71,8 @@ class Updates:
         if self.state["in_a_row"] < MAX_SKIPPED:
             return
         finite = all(weight.isfinite().all() for weight in self.policy.parameters())
-        raise DivergedError(
-            f"the last {self.state['in_a_row']} updates were skipped, because their loss or gradient was not finite; "
-            f"the first of them was {self.state['first']}; the weights are {'still' if finite else 'no longer'} "
-            "finite; a lower learning_rate or max_grad_norm often helps, and goes into another run"
-        )
+        weights = f"the weights are {'still' if finite else 'no longer'} finite"
+        raise diverged(self.state["in_a_row"], f"; the first of them was {self.state['first']}; {weights}")
 
     def _count_skipped(self, step: int, number: int, batch: Sequence[Sample], metrics: dict[str, Any]) -> None:
         """A step of the reader's own need not skip; a loss that is not finite counts for it as well."""

@@ -17,13 +17,14 @@ from rlhelpers import paths
 from rlhelpers.atomic import whole_folder
 from rlhelpers.kernels.tokens import beginning
 from rlhelpers.rollouts import Completion, RolloutEngine, Sampling
+from rlhelpers.strict_json import json_lines, strict_json
 from rlhelpers.tasks.benchmarks import get_benchmark
 from rlhelpers.tasks.example import Benchmark, Example
 from rlhelpers.tasks.frames import QUERY_ANSWER, Frame
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.policy import load_policy
 from rlhelpers.training.provenance import provenance
-from rlhelpers.training.records import free_name, strict_json
+from rlhelpers.training.records import free_name
 from rlhelpers.training.sampler import Sampler, make_engine
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -90,8 +91,7 @@ def save(
         folder.rename(free_name(folder))
     with whole_folder(folder) as new:
         (new / "evaluation.json").write_text(strict_json(about, indent=2) + "\n", encoding="utf-8")
-        lines = "".join(strict_json(row) + "\n" for row in rows)
-        (new / "responses.jsonl").write_text(lines, encoding="utf-8")
+        (new / "responses.jsonl").write_text(json_lines(rows), encoding="utf-8")
         if benchmark.to_judge is not None:
             (new / benchmark.judge_file).write_text(benchmark.to_judge(list(rows), model), encoding="utf-8")
     return folder
