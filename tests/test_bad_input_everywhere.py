@@ -30,6 +30,7 @@ WITHOUT_A_ROW = {
     "Moments": "a record that moments writes, and nobody else",
     "RolloutEngine": "a protocol: nothing to call",
     "house_style": "takes nothing",
+    "counted": "writes whatever number it is given",
     "between": "a kind of settings; test_bad_parameters feeds them",
     **dict.fromkeys(["make_sft_config", "make_dpo_config", "hold_out", "losses_of"], "see test_offline and test_dpo"),
     **dict.fromkeys(["PackedSFTDataset", "iterate_batches"], "see test_packed"),

@@ -43,7 +43,6 @@ def good(tmp_path_factory, write_run):
     return {
         "t_interval": (intervals.t_interval, {"values": [1.0, 2.0], "confidence": 0.95}),
         "bootstrap_interval": (intervals.bootstrap_interval, {"values": [1.0, 2.0], "confidence": 0.95, "seed": 0}),
-        "counted": (intervals.counted, {"n": 2}),
         "final_score": (statistics.final_score, {"curve": curves.iloc[:, 0]}),
         "final_scores": (statistics.final_scores, {"curves": curves}),
         "comparison": (statistics.comparison, {"finals": finals, "method": "grpo", "baseline": "rft"}),
@@ -81,7 +80,6 @@ ROWS = [
     Row("bootstrap_interval", "values", NO_VALUES),
     Row("bootstrap_interval", "confidence", [None, "0.95", True, 0, 1, -1, math.nan, []]),
     Row("bootstrap_interval", "seed", NOT_WHOLE),
-    Row("counted", "n", NOT_WHOLE),
     Row("final_score", "curve", [*SOMETHING_ELSE, TABLE]),
     Row("final_scores", "curves", [*NOT_A_TABLE, TABLE]),
     Row("comparison", "finals", NOT_A_TABLE),

@@ -273,6 +273,7 @@ def test_an_engine_with_weights_of_its_own(runs, fail_in, monkeypatch, ahead, qu
         return made[-1]
 
     monkeypatch.setattr(loop, "make_engine", make_engine)
+    monkeypatch.setattr(loop, "check_engine", lambda *_: None)
     settings = quick | {"engine": "vllm-server", "rollouts_ahead": ahead}
     whole = train(make_config(**settings | {"variant": "whole"}))
     fail_in(settings, 3)
@@ -287,6 +288,7 @@ def test_restarts_of_the_engine_are_counted_over_the_whole_run(runs, fail_in, mo
     monkeypatch.setattr(
         loop, "make_engine", lambda config, policy, tokenizer, log: CopyingEngine(policy, tokenizer, next(engines))
     )
+    monkeypatch.setattr(loop, "check_engine", lambda *_: None)
     settings = quick | {"engine": "vllm-server"}
     fail_in(settings, 3)
     with pytest.raises(RuntimeError, match="it died in generate"):

@@ -206,7 +206,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sent(join, stub)
         server.generate_completions(prompts, COURSE)
     with pytest.raises(ValueError, match="prompt 0 is empty"):
         server.generate([""], Sampling())
-    with pytest.raises(ValueError, match="prompts: got the text 'User: Ben'; accepted is a list"):
+    with pytest.raises(ValueError, match="prompts: got 'User: Ben'; accepted is a list"):
         server.generate("User: Ben", Sampling())
     assert not stub.requests
     assert len(server.generate(PROMPTS, Sampling())) == 3

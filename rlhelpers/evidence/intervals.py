@@ -43,8 +43,8 @@ class Interval:
         return f"{self.mean:.3f}{ends}, {counted(self.n, self.of)}"
 
 
-def counted(n: int, what: str = "seed") -> str:
-    check_whole(0, n=n)
+def counted(n: float, what: str = "seed") -> str:
+    """ "1 seed", "4 seeds", "0.5 points"."""
     return f"{n} {what}" if n == 1 else f"{n} {what}s"
 
 
