@@ -34,7 +34,7 @@ from rlhelpers.tasks import Grader
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import train
-from rlhelpers.training.records import run_state
+from rlhelpers.training.run_state import run_state
 from rlhelpers.training.updates import MAX_SKIPPED, DivergedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -132,7 +132,8 @@ from rlhelpers.evidence.grid import read
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords, run_state
+from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_state import run_state
 from rlhelpers.workbook import configurations
 paths.RUNS = Path("runs")
 [problem] = load_task("task", 1, 1).train

@@ -27,7 +27,7 @@ from rlhelpers.evidence import execution
 from rlhelpers.evidence.results import list_runs
 from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import run_state
+from rlhelpers.training.run_state import run_state
 from rlhelpers.workbook.papermill import complete
 
 REPORTS = Path(__file__).parents[2] / "shared/cases/field_reports.jsonl"

@@ -13,7 +13,7 @@ from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.tasks.preference_pairs import PreferencePair, write_pairs
 from rlhelpers.training import dpo, sft
 from rlhelpers.training.policy import load_policy
-from rlhelpers.training.records import run_state
+from rlhelpers.training.run_state import run_state
 from rlhelpers.training.steps import Log
 
 pytestmark = pytest.mark.usefixtures("one_thread", "roots")

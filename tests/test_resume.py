@@ -21,7 +21,8 @@ from rlhelpers.kernels.estimator import Estimator
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import train
-from rlhelpers.training.records import RunRecords, run_state
+from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_state import run_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

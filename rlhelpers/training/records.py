@@ -7,8 +7,11 @@ rollouts/       step_00020_train.jsonl, step_00020_validation.jsonl: responses a
 bad_batches/    step_00007_update_1.jsonl: what an update failed with, or was skipped for; see training/updates
 checkpoints/    the last two, until the run is complete
 policy/         the weights after the last step
+best/           DPO's best ones; see training/dpo
 engine.log      what vLLM's processes printed
 """
+
+from __future__ import annotations
 
 import json
 import os
@@ -16,11 +19,10 @@ import shutil
 import socket
 import uuid
 from collections.abc import Iterable
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import yaml
 from filelock import FileLock, Timeout
@@ -29,34 +31,13 @@ from rlhelpers import paths
 from rlhelpers.atomic import NotWrittenError, append, remove_leftovers, to_disk, write_atomically
 from rlhelpers.strict_json import json_lines, strict_json
 from rlhelpers.training.checkpoint import Checkpoint, newest, remove_later
-from rlhelpers.training.config import RunConfig
 from rlhelpers.training.provenance import provenance
+from rlhelpers.training.run_state import RunState, by_whom, lock_file, read_about, run_state, writer_file
 from rlhelpers.training.termination import Terminated
 
-
-@dataclass(frozen=True)
-class RunState:
-    """`status`: "absent", "running" (a process holds its lock), "complete", "failed", or "killed": by SIGTERM, or by
-    what left no time to say so.  `fingerprint`: of the configuration that it was begun with; None where run.json does
-    not say."""
-
-    status: str
-    fingerprint: str | None = None
-
-
-def run_state(folder: Path) -> RunState:
-    """What has become of the run in a folder.  A run that works there is not disturbed."""
-    lock = _lock_file(folder)
-    try:
-        # Under the lock, for else a run could end between the look at its lock and the look at its status.
-        with FileLock(lock).acquire(timeout=0) if lock.exists() else nullcontext():
-            about, there = _read_about(folder), folder.exists()
-    except Timeout:
-        return RunState("running", _read_about(folder).get("fingerprint"))
-    if not there:
-        return RunState("absent")
-    ended = about.get("status") in ("complete", "failed")
-    return RunState(about["status"] if ended else "killed", about.get("fingerprint"))
+if TYPE_CHECKING:  # which import this
+    from rlhelpers.training.config import RunConfig
+    from rlhelpers.training.offline import OfflineConfig
 
 
 class RunRecords:
@@ -66,7 +47,7 @@ class RunRecords:
     about that.  `tracked`: the last step that a tracker may know already.
     """
 
-    def __init__(self, config: RunConfig):
+    def __init__(self, config: RunConfig | OfflineConfig):
         self.config, self.fingerprint = config, config.fingerprint
         self.folder = paths.RUNS / config.experiment / config.variant / f"seed={config.seed}"
         self.about: dict[str, Any] = {}
@@ -81,16 +62,16 @@ class RunRecords:
         Raises RuntimeError, which names it, when another process is writing to it at this moment.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(_lock_file(self.folder))
+        self._lock = FileLock(lock_file(self.folder))
         try:
             self._lock.acquire(timeout=1)  # run_state holds it for a moment
         except Timeout:
             raise RuntimeError(
-                f"{self.folder}: another process is writing this run{_by_whom(self.folder)}; choose another experiment "
+                f"{self.folder}: another process is writing this run{by_whom(self.folder)}; choose another experiment "
                 "or variant, or wait for it"
             ) from None
         try:
-            write_atomically(_writer_file(self.folder), f"process {os.getpid()} on {socket.gethostname()}")
+            write_atomically(writer_file(self.folder), f"process {os.getpid()} on {socket.gethostname()}")
             if self.config.resume:
                 self.checkpoint = self._find_checkpoint()
             if self.checkpoint is None:
@@ -112,7 +93,7 @@ class RunRecords:
                 with suppress(NotWrittenError):  # on a full disk it stays "running", which without a lock is "killed"
                     self._write_about(status=status, finished=_now(), error=f"{kind.__name__}: {error}")
         finally:
-            _writer_file(self.folder).unlink(missing_ok=True)
+            writer_file(self.folder).unlink(missing_ok=True)
             self._lock.release()
 
     def is_complete(self) -> bool:
@@ -120,8 +101,8 @@ class RunRecords:
         the removal of its checkpoints, that is done now."""
         if run_state(self.folder) != RunState("complete", self.fingerprint):
             return False
-        with suppress(Timeout), FileLock(_lock_file(self.folder)).acquire(timeout=0):
-            if _read_about(self.folder).get("status") == "complete":
+        with suppress(Timeout), FileLock(lock_file(self.folder)).acquire(timeout=0):
+            if read_about(self.folder).get("status") == "complete":
                 shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
         return True
 
@@ -145,7 +126,7 @@ class RunRecords:
 
     def _find_checkpoint(self) -> Checkpoint | None:
         """That of an unfinished run of this configuration; None where there is no such run or no whole checkpoint."""
-        about = _read_about(self.folder)
+        about = read_about(self.folder)
         if about.get("fingerprint") != self.fingerprint or about.get("status") not in ("running", "failed", "killed"):
             return None
         checkpoint = newest(self.folder / "checkpoints", self.fingerprint, self.news.append)
@@ -156,7 +137,7 @@ class RunRecords:
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
         """Cut the records back to the checkpoint.  Killed over it, the run can be gone on with as before."""
-        step, logged, about = checkpoint.step, self._logged(), _read_about(self.folder)
+        step, logged, about = checkpoint.step, self._logged(), read_about(self.folder)
         resumed = about.get("resumed", [])
         self.tracked = max([*logged, *(entry["logged"] for entry in resumed)])
         changed = {name: value for name, value in provenance().items() if value != about.get(name)}
@@ -231,31 +212,6 @@ class RunRecords:
     def _write_about(self, **facts: Any) -> None:
         self.about |= facts
         write_atomically(self.folder / "run.json", strict_json(self.about, indent=2) + "\n")
-
-
-def _by_whom(folder: Path) -> str:
-    try:
-        return f" ({_writer_file(folder).read_text(encoding='utf-8')})"
-    except OSError:  # it has got the lock just now
-        return ""
-
-
-def _lock_file(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
-
-
-def _writer_file(folder: Path) -> Path:
-    """Says who holds the lock."""
-    return folder.with_name(f".{folder.name}.writer")
-
-
-def _read_about(folder: Path) -> dict[str, Any]:
-    """run.json; empty where there is none that can be read, or whose fingerprint is none."""
-    try:
-        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) and isinstance(about.get("fingerprint"), str | None) else {}
 
 
 def free_name(folder: Path) -> Path:

@@ -19,7 +19,8 @@ from rlhelpers.evidence.plan import Planned
 from rlhelpers.evidence.results import BEFORE_A_CHOICE
 from rlhelpers.kernels.estimator import Estimator
 from rlhelpers.training.config import RunConfig
-from rlhelpers.training.records import RunRecords, run_state
+from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_state import run_state
 
 
 def plan(notebook: Path, parameters: Mapping[str, Any]) -> Planned | None:
