@@ -225,7 +225,7 @@ def test_another_number_of_threads_is_remarked(runs, fail_in, monkeypatch, quick
     fail_in(quick, 3)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     about = read_about(train(make_config(**quick | {"resume": True})))
-    assert about["remarks"] == ["Goes on with another threads than before: its numbers may differ for that."]
+    assert about["remarks"] == ["Goes on with other threads than before: its numbers may differ for that."]
     assert about["threads"] == 1 and about["resumed"][0]["threads"] == 5
 
 

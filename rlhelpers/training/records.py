@@ -143,7 +143,7 @@ class RunRecords:
         changed = {name: value for name, value in provenance().items() if value != about.get(name)}
         resumed.append({"time": _now(), "step": step, "logged": self.tracked} | changed)
         if changed:
-            self.news.append(f"Goes on with another {', '.join(changed)} than before: its numbers may differ for that.")
+            self.news.append(f"Goes on with other {', '.join(changed)} than before: its numbers may differ for that.")
         self.about = {name: value for name, value in about.items() if name not in ("finished", "error")}
         # What was remarked after the checkpoint was of steps that are done again.
         remarks = [*checkpoint.carried["remarks"], *self.news]
