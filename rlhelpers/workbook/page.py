@@ -14,7 +14,8 @@ td, th { text-align: left !important; }
 td code { white-space: normal; overflow-wrap: anywhere; }
 @media print {
   table { font-size: 8pt !important; }
-  tr, img { break-inside: avoid; }
+  tr, img, p { break-inside: avoid; }
+  h1, h2, h3, h2 + p { break-after: avoid; }
   .jp-Cell, .jp-Cell-outputWrapper, .jp-OutputArea, .jp-OutputArea-child, .jp-OutputArea-output {
     display: block !important; break-inside: auto !important; overflow: visible !important;
   }
