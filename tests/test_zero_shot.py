@@ -13,6 +13,7 @@ from rlhelpers.kernels.tokens import beginning
 from rlhelpers.rollouts import Completion, Rollout
 from rlhelpers.tasks.benchmarks import BENCHMARKS
 from rlhelpers.tasks.frames import QUERY_ANSWER, Frame
+from rlhelpers.training import zero_shot
 from rlhelpers.training.config import make_config
 from rlhelpers.training.zero_shot import answer, evaluate_benchmark, save
 
@@ -48,6 +49,21 @@ def test_the_engine_is_asked_greedily_and_stopped_at_the_next_query(tokenizer):
     assert engine.prompts[1] == QUERY_ANSWER("Two cups hold 3 pens each. How many pens are there?\nAnswer:")
     sampling = engine.sampling
     assert (sampling.n, sampling.temperature, sampling.max_tokens, sampling.stop) == (1, 0, 16, "# Query:")
+
+
+def test_many_examples_are_asked_some_at_a_time(tokenizer, monkeypatch):
+    asked = []
+
+    class Counter:
+        def generate(self, prompts, sampling):
+            asked.append(len(prompts))
+            return [Rollout(p, [0], [Completion(p[-30:], [1], "stop", [-1.0])]) for p in prompts]
+
+    monkeypatch.setattr(zero_shot, "AT_ONCE", 2)
+    examples = BENCHMARKS["mmlu"].read(FILES["mmlu"])
+    rows, _ = answer(BENCHMARKS["mmlu"], examples, Counter(), tokenizer, 16)
+    assert asked == [2, 2, 1]
+    assert [row["generation"] for row in rows] == [QUERY_ANSWER(example.instruction)[-30:] for example in examples]
 
 
 def test_what_cannot_be_parsed_is_wrong(tokenizer):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from rlhelpers import paths
 from rlhelpers.atomic import whole_folder
 from rlhelpers.kernels.tokens import beginning
@@ -31,6 +33,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
 Row = dict[str, Any]
+AT_ONCE = 128  # prompts at a time: enough to keep an engine busy, few enough to show progress
 
 
 def evaluate_benchmark(name: str, data: Path, config: RunConfig, frame: Frame = QUERY_ANSWER) -> Path:
@@ -75,7 +78,9 @@ def answer(
     prompts = [start + frame(example.instruction) for example in examples]
     sampling = Sampling(temperature=0, max_tokens=max_tokens, stop=frame.stop)
     started = time.perf_counter()
-    rollouts = engine.generate(prompts, sampling)
+    rollouts = []
+    for first in tqdm(range(0, len(prompts), AT_ONCE), desc=benchmark.name, unit=f"{AT_ONCE} examples", disable=None):
+        rollouts += engine.generate(prompts[first : first + AT_ONCE], sampling)
     seconds = time.perf_counter() - started
     pairs = zip(examples, rollouts, strict=True)
     return [_row(benchmark, example, rollout.completions[0], frame) for example, rollout in pairs], seconds
