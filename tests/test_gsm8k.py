@@ -98,3 +98,15 @@ def test_a_byte_order_mark_and_empty_lines_are_no_trouble_and_other_encodings_ar
     file.write_bytes('{"question": "é", "answer": "#### 1"}'.encode("latin-1"))
     with pytest.raises(ValueError, match=r"train\.jsonl, line 1: .* must be UTF-8"):
         read_problems(file)
+
+
+def test_without_the_hub_a_folder_can_take_its_place(tmp_path, monkeypatch):
+    pytest.importorskip("datasets")
+
+    def load_dataset(*_, **__):
+        raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    with pytest.raises(ConnectionError, match="on the Hub; RLHELPERS_GSM8K can name a folder"):
+        fetch_gsm8k(tmp_path / "gsm8k")
+    assert list(tmp_path.iterdir()) == []

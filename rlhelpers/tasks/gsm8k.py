@@ -56,10 +56,16 @@ def final_answer(solution: str) -> str:
 
 
 def fetch_gsm8k(folder: Path = paths.GSM8K) -> None:
-    """Download both files with the `datasets` library, check row counts and checksums, then put them into `folder`."""
+    """Download both files with the `datasets` library, check row counts and checksums, then put them into `folder`.
+    Raises ConnectionError where the hub cannot be reached."""
     from datasets import load_dataset  # here, because nothing else needs it
 
-    texts = {split: jsonl_text(load_dataset("openai/gsm8k", "main", split=split)) for split in FILES}
+    try:
+        texts = {split: jsonl_text(load_dataset("openai/gsm8k", "main", split=split)) for split in FILES}
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"{error}; RLHELPERS_GSM8K can name a folder that has train.jsonl and test.jsonl"
+        ) from None
     for split, text in texts.items():
         check_file(split, text)
     folder.mkdir(parents=True, exist_ok=True)
