@@ -619,7 +619,7 @@ def test_on_ray_a_run_that_fails_is_marked(tmp_path, ray_cluster, write_notebook
 def test_on_ray_too_few_gpus_is_an_error(tmp_path, ray_cluster, write_notebook):
     arguments = (write_notebook(), "--engine", "ray", "--gpus-per-run", "5")
     status, output = finish(run_command(tmp_path, *arguments, RAY_ADDRESS=ray_cluster))
-    assert status == 1 and "gpus_per_run: got 5; no machine of this cluster has as many GPUs" in output
+    assert status == 2 and "gpus_per_run: got 5; no machine of this cluster has as many GPUs" in output
 
 
 def test_on_ray_it_stops_cleanly(tmp_path, ray_cluster, write_notebook):
