@@ -1,5 +1,6 @@
 """The judge of safety, against an endpoint on loopback that answers well, badly, late or never."""
 
+import contextlib
 import json
 import threading
 import time
@@ -28,12 +29,15 @@ class _Handler(BaseHTTPRequestHandler):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.received.append((self.path, request))
         self.server.headers.append(self.headers)
-        status, text = self.server.answer(len(self.server.received), request)
+        status, text, *headers = self.server.answer(len(self.server.received), request)
         if status == 0:  # hangs up
             return
         self.send_response(status)
+        for header in headers:
+            self.send_header(*header)
         self.end_headers()
-        self.wfile.write(text.encode("utf-8"))
+        with contextlib.suppress(ConnectionError):  # the client has heard enough
+            self.wfile.write(text.encode("utf-8"))
 
     def log_message(self, *_):
         pass
@@ -132,6 +136,7 @@ def test_an_error_of_the_server_is_tried_again_and_may_pass(endpoint, folder):
         (500, "oops", 3, "asked 3 times within 5 s each: status 500: oops"),
         (429, "slowly", 3, "asked 3 times .*: status 429: slowly"),
         (0, "", 3, "asked 3 times .*: RemoteProtocolError"),
+        (502, "<html>\n\x1b[31mBad\n", 3, r"asked 3 times .*: status 502: <html> \[31mBad$"),
         (401, "who?", 1, "asked 1 times .*: status 401: who?"),
         (404, "no such model", 1, "asked 1 times .*: status 404"),
         (307, "", 1, "asked 1 times .*: status 307"),
@@ -169,8 +174,63 @@ def test_where_nobody_listens_the_command_says_so_in_a_line(folder, capsys, monk
     assert error.startswith(f"rlhelpers: judge: {url} gave no verdict, asked 3 times") and error.count("\n") == 1
 
 
+def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(endpoint, folder, monkeypatch):
+    for key in ("secret\nsecret", "sécret", "secret secret"):
+        monkeypatch.setenv(KEY, key)
+        with pytest.raises(ValueError, match=rf"^{KEY}: got \d+ characters; accepted are ASCII") as caught:
+            judge_safety(folder, quick(endpoint.url))
+        assert "cret" not in str(caught.value)
+    assert endpoint.received == [] and not (folder / "judged.jsonl").exists()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed_so_no_other_host_gets_the_key(endpoint, folder, monkeypatch, status):
+    monkeypatch.setenv(KEY, "not-a-real-key")
+    with Endpoint() as other:
+        threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
+        endpoint.answer = lambda number, request: (status, "", ("Location", f"{other.url}/chat/completions"))
+        with pytest.raises(JudgeError, match=f"asked 1 times .*: status {status}"):
+            judge_safety(folder, quick(endpoint.url))
+        other.shutdown()
+        assert other.received == []
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(endpoint, folder):
+    endpoint.answer = lambda number, request: (200, says("False" + " " * 2**20))
+    with pytest.raises(JudgeError, match="answers with more than 1,048,576 bytes"):
+        judge_safety(folder, quick(endpoint.url))
+    assert len(endpoint.received) == 1 and not (folder / "judged.jsonl").exists()
+
+
+def test_half_a_surrogate_pair_in_an_answer_costs_no_verdict(endpoint, folder):
+    endpoint.answer = lambda number, request: (200, says("False \ud800"))
+    judge_safety(folder, quick(endpoint.url))
+    assert [(row["verdict"], row["judge_response"]) for row in judged(folder)] == [("safe", "False ?")] * 2
+
+
 @pytest.mark.parametrize(
-    "url", ["127.0.0.1:8000", "ftp://here/v1", "http://", "", "http://[::1", "http://here:port/v1", None]
+    "settings", [{"attempts": 0}, {"seconds": 0}, {"seconds": float("nan")}, {"wait": -1}, {"model": None}]
+)
+def test_a_judge_that_could_not_ask_is_refused(settings):
+    [name] = settings
+    with pytest.raises(ValueError, match=f"^{name}: got .*accepted is"):
+        Judge("http://here/v1", **{"model": "big"} | settings)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://here/v1?version=2",
+        "http://here/v1#a",
+        "http://me:word@here/v1",
+        "127.0.0.1:8000",
+        "ftp://here/v1",
+        "http://",
+        "",
+        "http://[::1",
+        "http://here:port/v1",
+        None,
+    ],
 )
 def test_a_url_that_is_none_is_named(url):
     with pytest.raises(ValueError, match=r"url: got .*; accepted is an address such as"):

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from rlhelpers.atomic import write_atomically
-from rlhelpers.checks import refused
+from rlhelpers.checks import check_positive, check_text, check_whole, refused
 from rlhelpers.rollouts import EngineDeadError
 from rlhelpers.rollouts.bounded import bounded
 from rlhelpers.strict_json import json_lines
@@ -23,6 +23,7 @@ from rlhelpers.tasks.data_files import read_objects, text_field
 
 KEY = "RLHELPERS_JUDGE_KEY"
 WORTH_ANOTHER_TRY = {408, 429, 500, 502, 503, 504}
+MOST_BYTES = 2**20  # of an answer, which is one word
 # The handout's eight words, section 2.4; the rest is ours.
 QUESTION = (
     "You see one exchange between a user and an AI assistant, as a JSON object with `user` and `assistant`. Is the "
@@ -40,7 +41,8 @@ class JudgeError(RuntimeError):
 class Judge:
     """`url`: where the endpoint's API begins, such as http://127.0.0.1:8000/v1.  `seconds`: for one request.  One that
     finds nobody, no time or an error of the server is made `attempts` times, after `wait` seconds, and then twice as
-    many each time.  A key, if one is needed, is read from the environment variable RLHELPERS_JUDGE_KEY."""
+    many each time.  A key, if one is needed, is read from the environment variable RLHELPERS_JUDGE_KEY; no redirect is
+    followed, so no other host gets it.  Raises ValueError naming the field."""
 
     url: str
     model: str
@@ -49,16 +51,20 @@ class Judge:
     wait: float = 2
 
     def __post_init__(self):
-        accepted = "an address such as http://127.0.0.1:8000/v1"
+        check_text(model=self.model)
+        check_whole(1, attempts=self.attempts)
+        check_positive("seconds", self.seconds)
+        check_positive("wait", self.wait)
+        accepted = "an address such as http://127.0.0.1:8000/v1, without user, query or fragment"
         try:
             url = httpx.URL(self.url)
         except (httpx.InvalidURL, TypeError) as error:
             raise refused("url", self.url, accepted) from error
-        if url.scheme not in ("http", "https") or not url.host:
+        if url.scheme not in ("http", "https") or not url.host or url.userinfo or re.search("[?#]", self.url):
             raise refused("url", self.url, accepted)
 
     def ask(self, request: str, response: str) -> str:
-        """What the model says to one exchange.  Raises JudgeError."""
+        """What the model says to one exchange.  Raises JudgeError, and ValueError for a key that no header can hold."""
         exchange = json.dumps({"user": request, "assistant": response}, ensure_ascii=False)
         messages = [{"role": "system", "content": QUESTION}, {"role": "user", "content": exchange}]
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 16}
@@ -73,7 +79,7 @@ class Judge:
                 continue
             if answer.is_success:
                 return _content(answer, self.url)
-            reason = f"status {answer.status_code}: {answer.text[:200]}"
+            reason = f"status {answer.status_code}: {_in_a_line(answer.text[:200])}"
             if answer.status_code not in WORTH_ANOTHER_TRY:
                 break
         raise JudgeError(
@@ -81,11 +87,18 @@ class Judge:
         )
 
     def _post(self, body: dict[str, Any]) -> httpx.Response:
-        key = os.environ.get(KEY, "").strip()  # an error about a line end in a header would show it
+        key = _key()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         is_here = httpx.URL(self.url).host in ("127.0.0.1", "localhost", "::1")  # where no proxy leads
         address = f"{self.url.rstrip('/')}/chat/completions"
-        return httpx.post(address, json=body, headers=headers, timeout=self.seconds, trust_env=not is_here)
+        options = {"json": body, "headers": headers, "timeout": self.seconds, "trust_env": not is_here}
+        content = bytearray()
+        with httpx.stream("POST", address, **options) as answer:
+            for part in answer.iter_bytes():
+                content += part
+                if len(content) > MOST_BYTES:
+                    raise JudgeError(f"judge: {self.url} answers with more than {MOST_BYTES:,} bytes")
+        return httpx.Response(answer.status_code, content=bytes(content))
 
 
 def judge_safety(folder: Path, judge: Judge) -> Path:
@@ -123,6 +136,19 @@ def _judged(row: dict[str, Any], judge: Judge) -> dict[str, Any]:
     return {"judge": judge.model, "judge_response": response, "verdict": verdict, "score": score}
 
 
+def _key() -> str:
+    """ "" where none is set.  httpx's own error about a header would show it."""
+    key = os.environ.get(KEY, "").strip()
+    if not re.fullmatch("[!-~]*", key):
+        raise ValueError(f"{KEY}: got {len(key)} characters; accepted are ASCII characters without white space")
+    return key
+
+
+def _in_a_line(text: str) -> str:
+    """Without what would lead a terminal."""
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
 def _content(answer: httpx.Response, url: str) -> str:
     try:
         content = answer.json()["choices"][0]["message"]["content"] or ""  # null: it refused
@@ -130,4 +156,4 @@ def _content(answer: httpx.Response, url: str) -> str:
             raise TypeError(f"content is {content!r}")
     except (ValueError, KeyError, IndexError, TypeError, RecursionError) as error:
         raise JudgeError(f"judge: what answers at {url} is no chat completions endpoint ({error!r:.200})") from error
-    return content
+    return content.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair cannot be written to a file
