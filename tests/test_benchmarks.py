@@ -138,6 +138,7 @@ def test_safety_tests_in_and_out(tmp_path):
             ", line 1: got the columns id, category, prompts_final; missing: harm_area",
         ),
         ("id,harm_area,text\n1,c,Why?\n", ", line 1: got .*; missing: prompts_final"),
+        ("id,harm_area,prompt,prompt\n1,a,b,c\n", ", line 1: got .*; more than once: prompt$"),
         ("id,harm_area,prompts_final\n", ": holds no prompts"),
         ("", ": holds no rows"),
         ("id,harm_area,prompts_final\n1,a,Why?\n2,b\n", ", line 3: got 2 columns; the header has 3"),

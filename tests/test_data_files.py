@@ -49,6 +49,14 @@ def test_an_array_and_lines_hold_the_same(write, text):
         (read_objects, '{"a": 1}\n3\n', r"data\.txt, line 2: got '3'; accepted is a JSON object"),
         (read_objects, '[{"a": 1},\n{"a" 2}]', r"data\.txt, line 2: .*; the file must be JSON"),
         (read_objects, "[" * 200_000, r"data\.txt.*; the file must be JSON"),
+        (
+            read_objects,
+            '{"a": 1}\n{"a": {"b": ["\\ud83d\\ude00 \\ud83d"]}}',
+            r"data\.txt, line 2: got half of a surrogate pair",
+        ),
+        (read_objects, '[{"a": 1}, {"\\udc00": 1}]', r"data\.txt, line 2: got half of a surrogate pair"),
+        (read_objects, f'{{"a": 1}}\n{{"a": {"1" * 5000}}}', r"data\.txt, line 2: .*; a line must be one JSON object"),
+        (read_objects, f'[{{"a": {"1" * 5000}}}]', r"data\.txt: .*; the file must be JSON"),
         (read_objects, '{"a": ' * 200_000, r"data\.txt, line 1: .*; a line must be one JSON object"),
     ],
 )
@@ -85,3 +93,7 @@ def test_texts_that_were_written_are_read(tmp_path):
     rows = [{"a": "’\u2028\n", "b": "", "c": "left behind"}, {"a": "1", "b": "{x}"}]
     write_texts(tmp_path / "new" / "rows.jsonl", rows)
     assert read_texts(tmp_path / "new" / "rows.jsonl", "a", "b") == [{"a": row["a"], "b": row["b"]} for row in rows]
+
+
+def test_a_whole_surrogate_pair_is_one_sign(write):
+    assert read_objects(write(r'{"a": "\ud83d\ude00"}')) == [(1, {"a": "\U0001f600"})]

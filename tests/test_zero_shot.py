@@ -8,6 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from rlhelpers import cli
+from rlhelpers.atomic import NotWrittenError
 from rlhelpers.evidence.benchmark_report import read_report, read_rows
 from rlhelpers.kernels.tokens import beginning
 from rlhelpers.rollouts import Completion, Rollout
@@ -131,6 +132,25 @@ def test_an_earlier_evaluation_is_moved_aside(tmp_path, tokenizer):
         assert save(folder, BENCHMARKS["mmlu"], rows, "tiny", 1.0, {}) == folder
     assert {row["output"] for row in read_rows(folder)} == {"B"}
     assert {row["output"] for row in read_rows(tmp_path / "mmlu" / "tiny.earlier-1")} == {"A"}
+
+
+def test_one_that_cannot_be_written_leaves_the_earlier_one_where_it_is(tmp_path, tokenizer):
+    folder = tmp_path / "mmlu" / "tiny"
+    _, rows = ask("mmlu", tokenizer, *"AAAAA")
+    save(folder, BENCHMARKS["mmlu"], rows, "tiny", 1.0, {})
+    with pytest.raises(NotWrittenError, match="what was there before is whole"):
+        save(folder, BENCHMARKS["mmlu"], [*rows, {"output": "\ud800"}], "tiny", 1.0, {})
+    assert read_rows(folder) == rows and [path.name for path in folder.parent.iterdir()] == ["tiny"]
+
+
+def test_an_example_that_does_not_fit_is_named_before_any_is_asked(tmp_path, roots, monkeypatch):
+    monkeypatch.setattr(zero_shot, "AT_ONCE", 2)
+    monkeypatch.setattr(zero_shot, "make_engine", pytest.fail)
+    questions = ["Why?", "How?", "When?", "Where? " * 2000]
+    text = "".join(json.dumps({"question": question, "answer": "#### 1"}) + "\n" for question in questions)
+    (tmp_path / "rows.jsonl").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"prompts: prompt 3 has .* it must fit the model's context"):
+        evaluate_benchmark("gsm8k", tmp_path / "rows.jsonl", make_config(device="cpu"))
 
 
 def test_the_command(roots, capsys, one_thread):

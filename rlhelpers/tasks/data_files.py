@@ -53,12 +53,14 @@ def read_csv(path: Path) -> list[Row]:
 
 def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """The objects of a JSON array or of JSON lines, each with the number of its line (in an array: its own number).
-    Raises ValueError for anything else, and for a file without objects."""
+    Raises ValueError for anything else, for half of a surrogate pair, and for a file without objects."""
     text = read_text(path)
     found = _array(path, text) if text.lstrip().startswith("[") else _lines(path, text)
     for number, value in found:
         if not isinstance(value, dict):
             raise ValueError(f"{path}, line {number}: got {str(value)[:40]!r}; accepted is a JSON object")
+        if "\\u" in text and not _is_unicode(value):
+            raise ValueError(f"{path}, line {number}: got half of a surrogate pair; accepted is what UTF-8 can hold")
     if not found:
         raise ValueError(f"{path}: holds no objects")
     return found
@@ -96,7 +98,7 @@ def _array(path: Path, text: str) -> list[tuple[int, Any]]:
         return list(enumerate(json.loads(text), start=1))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.msg}; the file must be JSON") from error
-    except RecursionError as error:
+    except (ValueError, RecursionError) as error:  # also an integer of more than 4,300 digits
         raise ValueError(f"{path}: {error}; the file must be JSON") from error
 
 
@@ -105,6 +107,15 @@ def _lines(path: Path, text: str) -> list[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         try:
             found += [(number, json.loads(line))] if line.strip() else []
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # also an integer of more than 4,300 digits
             raise ValueError(f"{path}, line {number}: {error}; a line must be one JSON object") from error
     return found
+
+
+def _is_unicode(value: dict[str, Any]) -> bool:
+    """JSON may escape half of a surrogate pair, which no tokenizer reads and no file takes."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -17,6 +17,8 @@ def read_safety_tests(path: Path) -> list[Example]:
     column = next((name for name in PROMPT_COLUMNS if name in header), PROMPT_COLUMNS[0])
     if missing := [name for name in ("id", "harm_area", column) if name not in header]:
         raise ValueError(f"{path}, line 1: got the columns {', '.join(header)}; missing: {', '.join(missing)}")
+    if doubled := [name for name in ("id", "harm_area", "category", column) if header.count(name) > 1]:
+        raise ValueError(f"{path}, line 1: got the columns {', '.join(header)}; more than once: {', '.join(doubled)}")
     if not rows:
         raise ValueError(f"{path}: holds no prompts")
     examples = []

@@ -19,6 +19,7 @@ from rlhelpers import paths
 from rlhelpers.atomic import whole_folder
 from rlhelpers.kernels.tokens import beginning
 from rlhelpers.rollouts import Completion, RolloutEngine, Sampling
+from rlhelpers.rollouts.engine import encode_prompts
 from rlhelpers.strict_json import json_lines, strict_json
 from rlhelpers.tasks.benchmarks import get_benchmark
 from rlhelpers.tasks.example import Benchmark, Example
@@ -41,12 +42,15 @@ def evaluate_benchmark(name: str, data: Path, config: RunConfig, frame: Frame = 
 
     Of the configuration it needs what decides model, device, engine and `max_tokens`.  The folder is
     `data/runs/zero_shot/<benchmark>/<model>`; an earlier one is moved aside.  Raises ValueError or FileNotFoundError
-    for the benchmark's name and its data before a model is loaded.
+    for the benchmark's name and its data before a model is loaded, and ValueError for an example that does not fit
+    the model's context before any is asked.
     """
     benchmark = get_benchmark(name)
     examples = benchmark.read(data)
     folder = paths.RUNS / "zero_shot" / benchmark.name / paths.file_name(config.model)
     policy, tokenizer = load_policy(config.model, config.device)
+    context = policy.config.max_position_embeddings
+    encode_prompts(tokenizer, _prompts(examples, tokenizer, frame), config.max_tokens, context)  # or ValueError
     engine = make_engine(config, policy, tokenizer, folder.with_name(f"{folder.name}.engine.log"))
     sampler = Sampler(engine, policy, tokenizer, config.temperature, print)
     try:
@@ -74,8 +78,7 @@ def answer(
     """
     if not examples:
         raise ValueError("examples: got none; accepted is at least one")
-    start = beginning(tokenizer)
-    prompts = [start + frame(example.instruction) for example in examples]
+    prompts = _prompts(examples, tokenizer, frame)
     sampling = Sampling(temperature=0, max_tokens=max_tokens, stop=frame.stop)
     started = time.perf_counter()
     rollouts = []
@@ -92,14 +95,19 @@ def save(
     """Write an evaluation; `settings`: what else should be known of it.  It is there whole or not at all, and what had
     its name is moved aside.  Returns the folder."""
     about = {"benchmark": benchmark.name, "metric": benchmark.metric, "model": model, "seconds": seconds} | settings
-    if folder.exists():
-        folder.rename(free_name(folder))
     with whole_folder(folder) as new:
         (new / "evaluation.json").write_text(strict_json(about, indent=2) + "\n", encoding="utf-8")
         (new / "responses.jsonl").write_text(json_lines(rows), encoding="utf-8")
         if benchmark.to_judge is not None:
             (new / benchmark.judge_file).write_text(benchmark.to_judge(list(rows), model), encoding="utf-8")
+        if folder.exists():
+            folder.rename(free_name(folder))
     return folder
+
+
+def _prompts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, frame: Frame) -> list[str]:
+    start = beginning(tokenizer)
+    return [start + frame(example.instruction) for example in examples]
 
 
 def _row(benchmark: Benchmark, example: Example, completion: Completion, frame: Frame) -> Row:
