@@ -1,11 +1,14 @@
 """DPO as a run: what is held out, what is logged, and that the preferred response becomes the likelier one."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from killable import write_model
+from transformers import AutoTokenizer
 
+from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.kernels.preferences import compute_dpo_losses
 from rlhelpers.tasks.instructions import ALPACA
@@ -87,6 +90,27 @@ def test_the_best_weights_are_the_first_with_the_highest_accuracy(tmp_path, monk
     settings |= {"n_val_pairs": 3, "batch_size": 5, "gradient_accumulation_steps": 1, "epochs": 1, "eval_every": 1}
     train(make_dpo_config(**settings, device="cpu"))
     assert [at for at, name in saved if name == "best"][-1] == best and saved[-1] == (4, "policy")
+
+
+@pytest.mark.parametrize(
+    ("end", "words", "message"),
+    [
+        (None, 1, "tokenizer: it has no end-of-text token"),
+        ("<|pad|>", 2100, "pairs: none of 24 fits the model's context"),
+    ],
+)
+def test_what_no_pair_can_be_read_with_is_named_before_the_folder_is_made(tmp_path, end, words, message):
+    write_model(tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
+    tokenizer.eos_token = end
+    tokenizer.save_pretrained(tmp_path / "model")
+    write_pairs(
+        tmp_path / "pairs.jsonl", [replace(pair, instruction=pair.instruction + " a" * words) for pair in PAIRS]
+    )
+    settings = {"model": str(tmp_path / "model"), "pairs": str(tmp_path / "pairs.jsonl"), "task": "none"}
+    with pytest.raises(ValueError, match=message):
+        train(make_dpo_config(**settings, device="cpu", n_val_pairs=4, batch_size=4))
+    assert not paths.RUNS.exists()
 
 
 def test_the_preferred_response_becomes_the_likelier_one(tmp_path):

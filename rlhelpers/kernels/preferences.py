@@ -71,11 +71,16 @@ def implicit_reward_accuracy(margins: Tensor) -> float:
     return ((margins > 0).double() + 0.5 * (margins == 0).double()).mean().item()
 
 
+def end_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """With which a response ends.  Raises ValueError where there is none."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError("tokenizer: it has no end-of-text token; accepted is one that has, as responses end with it")
+    return tokenizer.eos_token_id
+
+
 def _tokenize_pairs(tokenizer, prompts: Sequence[str], chosen: Sequence[str], rejected: Sequence[str]):
     """Two rows for each pair, side by side: what stands before both is then read once."""
-    end = tokenizer.eos_token_id
-    if end is None:
-        raise ValueError("tokenizer: it has no end-of-text token; accepted is one that has, as responses end with it")
+    end = end_id(tokenizer)
     responses = [response for pair in zip(chosen, rejected, strict=True) for response in pair]
     return pad_prompts_and_outputs(
         [ids for prompt in prompts for ids in [encode(tokenizer, prompt)] * 2],

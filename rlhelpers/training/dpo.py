@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from rlhelpers.kernels.preferences import compute_dpo_losses, implicit_reward_accuracy
+from rlhelpers.kernels.preferences import compute_dpo_losses, end_id, implicit_reward_accuracy
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.tasks.preference_pairs import PreferencePair, files_of_pairs, load_pairs
 from rlhelpers.training.draws import draw_batch
@@ -203,7 +203,9 @@ def hold_out(
 def _that_fit(
     pairs: Sequence[PreferencePair], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[PreferencePair], int]:
-    """The pairs both of whose texts fit the model's context with an end, and how many do not."""
+    """The pairs both of whose texts fit the model's context with an end, and how many do not.  Raises ValueError
+    where none does, or there is no end."""
+    end_id(tokenizer)
     context, prompt = policy.config.max_position_embeddings, alpaca_prompt(tokenizer)
 
     def length(pair: PreferencePair) -> int:
@@ -211,4 +213,6 @@ def _that_fit(
         return len(encode(tokenizer, prompt(pair.instruction))) + response + 1
 
     fitting = [pair for pair in pairs if length(pair) <= context]
+    if not fitting:
+        raise ValueError(f"pairs: none of {len(pairs)} fits the model's context of {context} tokens")
     return fitting, len(pairs) - len(fitting)
