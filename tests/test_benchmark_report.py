@@ -79,7 +79,7 @@ def test_the_annotations_of_alpaca_eval_count_the_model_as_the_second(write):
         read_report(folder)
 
 
-@pytest.mark.parametrize("preference", [0, 3, "1", [1]])
+@pytest.mark.parametrize("preference", [True, 0, 3, "1", [1]])
 def test_a_preference_that_is_none_is_named(tmp_path, preference):
     write_lines(tmp_path / "annotations.json", [{"preference": 1}, {"preference": preference}])
     with pytest.raises(ValueError, match=r"annotation 2: preference: got .*; accepted are 1 to 2 and null"):
@@ -95,3 +95,29 @@ def test_the_metric_of_each_subject():
 def test_a_folder_without_an_evaluation(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"responses\.jsonl.*there is no such file"):
         read_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("evaluation.json", "{}", "KeyError.*accepted is what an evaluation wrote"),
+        ("evaluation.json", "[]", "TypeError.*accepted is what an evaluation wrote"),
+        ("evaluation.json", "{", "JSONDecodeError.*accepted is what an evaluation wrote"),
+        ("evaluation.json", '{"benchmark": "", "model": "", "metric": "", "seconds": 0}', "seconds: got 0"),
+        ("responses.jsonl", '{"score": 1.0}', "line 1: output, finish_reason, tokens, prediction: missing"),
+        ("judged.jsonl", '{"id": 1}', "line 1: score: missing"),
+        ("judged.jsonl", '{"score": "1"}', "line 1: score: got '1'; accepted are 0 to 1 and null"),
+        ("judged.jsonl", '{"score": true}', "line 1: score: got True; accepted are 0 to 1 and null"),
+        ("judged.jsonl", '{"score": NaN}', "line 1: score: got nan; accepted are 0 to 1 and null"),
+    ],
+)
+def test_what_no_evaluation_wrote_is_named(write, file, content, message):
+    folder = write([1.0])
+    (folder / file).write_text(content, encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{file}.*{message}"):
+        read_report(folder)
+
+
+def test_a_field_that_rows_lack_is_named():
+    with pytest.raises(ValueError, match="field: got 'area'; accepted are score, subject"):
+        scores_by([{"score": 1.0, "subject": "a"}], "area")

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlhelpers.checks import check_one_of, is_number, shown
 from rlhelpers.evidence.intervals import Interval, bootstrap_interval, proportion_interval
 from rlhelpers.tasks.data_files import read_objects
 
 Row = dict[str, Any]
 ERRORS_SHOWN = 10
+ABOUT = ("benchmark", "model", "metric", "seconds")
+FIELDS = ("output", "finish_reason", "tokens", "prediction")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def read_report(folder: Path, seed: int = 0) -> Report:
     tool left in a folder below; see annotation_scores.  The intervals are Wilson's where every score is 0 or 1, and
     else the bootstrap's.  Raises FileNotFoundError or ValueError for a folder that holds no evaluation.
     """
-    rows, about = read_rows(folder), json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    rows, about = read_rows(folder), _about(folder / "evaluation.json")
     judged = _judged(folder)
     scored = rows if judged is None else judged
     scores = [row["score"] for row in scored if row["score"] is not None]
@@ -80,8 +83,8 @@ def read_report(folder: Path, seed: int = 0) -> Report:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The lines of `responses.jsonl`."""
-    return [row for _, row in read_objects(folder / "responses.jsonl")]
+    """The lines of `responses.jsonl`.  Raises ValueError for one that no evaluation wrote."""
+    return _scored(folder / "responses.jsonl", *FIELDS)
 
 
 def read_scored(folder: Path) -> list[Row]:
@@ -92,10 +95,11 @@ def read_scored(folder: Path) -> list[Row]:
 
 def scores_by(rows: Sequence[Row], field: str) -> dict[str, Interval]:
     """The metric for each value of a field, such as MMLU's `subject` or SimpleSafetyTests' `harm_area`; rows without a
-    score are left out."""
+    score are left out.  Raises ValueError for a field that a row lacks."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row["score"] is not None:
+            check_one_of(row, field=field)
             groups.setdefault(row[field], []).append(row["score"])
     return {value: _interval(scores) for value, scores in groups.items()}
 
@@ -106,7 +110,7 @@ def annotation_scores(path: Path) -> list[Row]:
     rows = []
     for number, row in read_objects(path):
         preference = row.get("preference")
-        if preference is not None and not (isinstance(preference, int | float) and 1 <= preference <= 2):
+        if preference is not None and not (is_number(preference) and 1 <= preference <= 2):
             raise ValueError(
                 f"{path}, annotation {number}: preference: got {preference!r}; accepted are 1 to 2 and null"
             )
@@ -114,9 +118,33 @@ def annotation_scores(path: Path) -> list[Row]:
     return rows
 
 
+def _about(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: there is no such file; every evaluation has one")
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        seconds = [about[name] for name in ABOUT][-1]
+        if not (is_number(seconds) and seconds > 0):
+            raise ValueError(f"seconds: got {shown(seconds)}")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path}: {error!r}; accepted is what an evaluation wrote: {', '.join(ABOUT)}") from error
+    return about
+
+
+def _scored(path: Path, *fields: str) -> list[Row]:
+    rows = read_objects(path)
+    for number, row in rows:
+        if missing := [name for name in (*fields, "score") if name not in row]:
+            raise ValueError(f"{path}, line {number}: {', '.join(missing)}: missing; every evaluation has it")
+        score = row["score"]
+        if score is not None and not (is_number(score) and 0 <= score <= 1):
+            raise ValueError(f"{path}, line {number}: score: got {shown(score)}; accepted are 0 to 1 and null")
+    return [row for _, row in rows]
+
+
 def _judged(folder: Path) -> list[Row] | None:
     if (folder / "judged.jsonl").is_file():
-        return [row for _, row in read_objects(folder / "judged.jsonl")]
+        return _scored(folder / "judged.jsonl")
     found = sorted(folder.glob("*/annotations.json"))
     if len(found) > 1:
         raise ValueError(f"{folder}: has {len(found)} annotations.json, of several annotators; accepted is one")
