@@ -50,6 +50,8 @@ def test_no_instruction_is_on_both_sides():
     held_out = {pair.instruction for pair in validation}
     assert training == [pair for pair in pairs if pair.instruction not in held_out]
     assert hold_out(pairs, 4, seed=1)[1] != validation
+    with pytest.raises(ValueError, match="n_val_pairs: got -1; accepted is a whole number of at least 0"):
+        hold_out(pairs, -1, seed=0)
 
 
 def test_rewards_in_numbers():

@@ -93,3 +93,26 @@ def test_shuffled_batches_hold_each_piece_once(file, tokenizer):
 def test_a_length_that_there_is_not(file, tokenizer, seq_length):
     with pytest.raises(ValueError, match=r"seq_length: got .*; accepted is a whole number of at least 1"):
         PackedSFTDataset(tokenizer, file, seq_length, shuffle=False)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"seq_length": 0}, {"seq_length": 2.5}, {"seed": None}, {"seed": "1"}, {"shuffle": "no"}]
+)
+def test_a_setting_that_would_be_guessed_is_named(file, tokenizer, settings):
+    [name] = settings
+    with pytest.raises(ValueError, match=f"^{name}: got .*; accepted is"):
+        PackedSFTDataset(tokenizer, file, **{"seq_length": 4, "shuffle": True} | settings)
+
+
+def test_a_batch_of_nothing_and_a_shuffle_that_is_a_text_are_named(file, tokenizer):
+    dataset = PackedSFTDataset(tokenizer, file, 4, shuffle=False)
+    with pytest.raises(ValueError, match="batch_size: got 0; accepted is a whole number of at least 1"):
+        iterate_batches(dataset, 0, shuffle=False)
+    with pytest.raises(ValueError, match="shuffle: got 'no'; accepted is True or False"):
+        iterate_batches(dataset, 4, shuffle="no")
+
+
+@pytest.mark.parametrize("name", ["instruction", "response"])
+def test_only_texts_are_rendered(name):
+    with pytest.raises(ValueError, match=f"^{name}: got None"):
+        render(**{"instruction": "a", "response": "b"} | {name: None})

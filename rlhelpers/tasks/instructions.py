@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from rlhelpers.checks import check_text
 from rlhelpers.tasks.boxes import Boxes
 from rlhelpers.tasks.data_files import read_texts
 from rlhelpers.tasks.parsers import parse_gsm8k_response
@@ -39,7 +40,9 @@ ALPACA = Prompt("alpaca", read_template(TEMPLATES / "alpaca.txt"), None, find_la
 
 
 def render(instruction: str, response: str) -> str:
-    """The document that a model is tuned on.  Both texts are kept as they are, with braces and white space."""
+    """The document that a model is tuned on.  Both texts are kept as they are, with braces and white space.
+    Raises ValueError for what is no text."""
+    check_text(instruction=instruction, response=response)
     return ALPACA(instruction) + response
 
 

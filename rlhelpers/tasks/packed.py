@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from rlhelpers.checks import check_whole
+from rlhelpers.checks import check_flag, check_whole
 from rlhelpers.tasks.instructions import read_instructions, render
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -26,8 +26,8 @@ class PackedSFTDataset(Dataset):
     stream.  The labels of a piece are the tokens that follow its own in the stream, so the last piece needs one token
     beyond its length, and what is left over after it is dropped: there are (tokens - 1) // seq_length pieces.
 
-    An item is {"input_ids", "labels"}, each (seq_length,) int64.  Raises ValueError for a seq_length below 1, and
-    what read_instructions raises.
+    An item is {"input_ids", "labels"}, each (seq_length,) int64.  Raises ValueError for a seq_length below 1, a
+    shuffle or seed of another kind, and what read_instructions raises.
     """
 
     def __init__(
@@ -40,6 +40,8 @@ class PackedSFTDataset(Dataset):
         seed: int = 0,
     ):
         check_whole(1, seq_length=seq_length)
+        check_whole(0, seed=seed)  # of None every run would make another order
+        check_flag(shuffle=shuffle)
         documents = [render(*row) for row in read_instructions(Path(dataset_path))]
         if shuffle:
             random.Random(seed).shuffle(documents)
@@ -60,7 +62,9 @@ class PackedSFTDataset(Dataset):
 def iterate_batches(dataset: Dataset, batch_size: int, shuffle: bool) -> DataLoader:
     """One epoch: dicts of stacked tensors, (batch_size, seq_length) each, a short last batch kept; its `len` is the
     number of batches.  With `shuffle`, torch's global generator decides the order of the pieces, a new one each time
-    that it is iterated over."""
+    that it is iterated over.  Raises ValueError for a batch_size below 1, or a shuffle that is no bool."""
+    check_whole(1, batch_size=batch_size)
+    check_flag(shuffle=shuffle)
     return DataLoader(dataset, batch_size, shuffle=shuffle)
 
 

@@ -12,6 +12,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from rlhelpers.checks import check_whole
 from rlhelpers.kernels.preferences import compute_dpo_losses, end_id, implicit_reward_accuracy
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.tasks.preference_pairs import PreferencePair, files_of_pairs, load_pairs
@@ -192,7 +193,8 @@ def hold_out(
     pairs: Sequence[PreferencePair], n_val_pairs: int, seed: int
 ) -> tuple[list[PreferencePair], list[PreferencePair]]:
     """Pairs to train on, and `n_val_pairs` drawn by the seed to validate on; an instruction of these is in none of
-    those.  Raises ValueError where there are not more pairs than are to be held out."""
+    those.  Raises ValueError where there are not more pairs than are to be held out, and for a number below 0."""
+    check_whole(0, n_val_pairs=n_val_pairs)
     if n_val_pairs >= len(pairs):
         raise ValueError(f"n_val_pairs: got {n_val_pairs}; there are {len(pairs)} pairs, accepted are fewer")
     validation = draw_batch(pairs, 0, n_val_pairs, seed)
