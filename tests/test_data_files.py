@@ -1,6 +1,7 @@
 """Data files that a reader brings: what is read, and that whatever is wrong is said with its line."""
 
 import gzip
+import time
 
 import pytest
 
@@ -97,3 +98,9 @@ def test_texts_that_were_written_are_read(tmp_path):
 
 def test_a_whole_surrogate_pair_is_one_sign(write):
     assert read_objects(write(r'{"a": "\ud83d\ude00"}')) == [(1, {"a": "\U0001f600"})]
+
+
+def test_a_file_of_many_lines_is_read_in_a_time_that_grows_with_it(write):
+    path = write('{"a": "bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb"}\n' * 60_000)
+    started = time.process_time()
+    assert len(read_objects(path)) == 60_000 and time.process_time() - started < 10

@@ -56,10 +56,11 @@ def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
     Raises ValueError for anything else, for half of a surrogate pair, and for a file without objects."""
     text = read_text(path)
     found = _array(path, text) if text.lstrip().startswith("[") else _lines(path, text)
+    escapes = "\\u" in text  # looked for once: it is the whole file
     for number, value in found:
         if not isinstance(value, dict):
             raise ValueError(f"{path}, line {number}: got {str(value)[:40]!r}; accepted is a JSON object")
-        if "\\u" in text and not _is_unicode(value):
+        if escapes and not _is_unicode(value):
             raise ValueError(f"{path}, line {number}: got half of a surrogate pair; accepted is what UTF-8 can hold")
     if not found:
         raise ValueError(f"{path}: holds no objects")
