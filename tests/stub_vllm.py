@@ -3,12 +3,14 @@ request's seed and the sample's number."""
 
 import argparse
 import json
+import os
 import random
 import threading
 from collections.abc import Callable
 from contextlib import contextmanager
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 
@@ -124,3 +126,13 @@ def main() -> None:
     known, others = parser.parse_known_args()
     print("a stub of vLLM:", *others, flush=True)
     StubVLLM(known.served_model_name, known.model, known.port).serve_forever()
+
+
+def stand_in(folder, monkeypatch) -> Path:
+    """A package vllm in the folder, which children import in place of the real one; returns its server's file."""
+    package = folder / "packages/vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    for part in (package, package.parent, package.parent.parent):
+        (part / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder / "packages"), str(Path(__file__).parent)]))
+    return package / "api_server.py"

@@ -21,7 +21,7 @@ import pytest
 import torch
 from copying_engine import CopyingEngine
 from processes import is_alive, wait_until
-from stub_vllm import StubVLLM, choice
+from stub_vllm import StubVLLM, choice, stand_in
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from rlhelpers import paths
@@ -199,16 +199,12 @@ def test_c05_a_server_that_keeps_the_way_of_a_dead_trainer_is_told_with_the_reme
 @pytest.fixture
 def launch(tokenizer_of_tiny, tmp_path, monkeypatch):
     """A server whose command runs a script in place of vLLM's."""
-    package = tmp_path / "packages/vllm/entrypoints/openai"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent, package.parent.parent):
-        (folder / "__init__.py").touch()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "packages"), str(Path(__file__).parent)]))
+    api_server = stand_in(tmp_path, monkeypatch)
     monkeypatch.setattr(server_process, "SECONDS_TO_STOP", 1)
     servers = []
 
     def launch(script="import stub_vllm; stub_vllm.main()", **settings):
-        (package / "api_server.py").write_text(script, encoding="utf-8")
+        api_server.write_text(script, encoding="utf-8")
         servers.append(VLLMServer(str(paths.TINY), tokenizer=tokenizer_of_tiny, log=tmp_path / "log", **settings))
         return servers[-1]
 

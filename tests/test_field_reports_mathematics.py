@@ -15,6 +15,7 @@ import re
 
 import pytest
 import torch
+from one_step import step, weights
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
@@ -57,24 +58,6 @@ def make_rows(rewards, lengths, group_size=4):
 
 
 EIGHT = make_rows([1.0, 0.0, 0.0, 1.0, 0.5, 1.0, 0.0, 0.0], [3, 1, 6, 2, 4, 5, 1, 7])
-
-
-def graded(response, ground_truth):
-    """The ground truth is the reward."""
-    return {"reward": float(ground_truth), "format_reward": 1.0}
-
-
-def step(model, tokenizer, rows, group_size=4, cuts=1, optimizer=None, max_grad_norm=None, **arguments):
-    prompts, responses, rewards = zip(*rows, strict=True)
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)
-    truths = [str(reward) for reward in rewards]
-    return grpo_train_step(
-        model, tokenizer, optimizer, cuts, max_grad_norm, graded, prompts, responses, truths, group_size, **arguments
-    )
-
-
-def weights(model):
-    return torch.cat([weight.detach().flatten().clone() for weight in model.parameters()])
 
 
 def change(model, tokenizer, rows, *args, **arguments):
@@ -142,9 +125,9 @@ def test_b02_the_loss_of_a_batch_is_no_mean_of_means(losses, cuts, by_sequence, 
     settings |= {"old_log_probs": table}
     by_tokens = {"loss_normalization": "constant", "normalization_constant": tokens}
     for cut in cuts:
-        _, loss, _ = change(tiny_gpt2(), tokenizer, rows, 1, cut, **settings)
+        _, loss, _ = change(tiny_gpt2(), tokenizer, rows, 1, cuts=cut, **settings)
         assert loss == pytest.approx(by_sequence)
-        _, loss, _ = change(tiny_gpt2(), tokenizer, rows, 1, cut, **settings, **by_tokens)
+        _, loss, _ = change(tiny_gpt2(), tokenizer, rows, 1, cuts=cut, **settings, **by_tokens)
         assert loss == pytest.approx(by_token)
 
 
@@ -247,7 +230,7 @@ def test_b14_an_empty_response_adds_nothing_and_breaks_no_metric(name, tiny_gpt2
     model, rows = tiny_gpt2(), [("a", "", 0.5), ("a", "b c", 1.0)]
     arguments = ESTIMATORS[name].step_arguments() | {"normalization_constant": 8.0}
     arguments["old_log_probs"] = score_batch(model, batch["input_ids"], batch["labels"], 2)
-    found, loss, metadata = change(model, tokenizer, rows, 2, 2, **arguments)
+    found, loss, metadata = change(model, tokenizer, rows, 2, cuts=2, **arguments)
     numbers = [metadata[key] for key in metadata if key not in ("rewards", "format_rewards")]
     assert all(math.isfinite(number) for number in [loss, *numbers]) and found.isfinite().all()
     # Alone, with the advantage that it has beside the other.
@@ -530,7 +513,7 @@ def test_b35_no_metric_counts_padding(method):
 def test_b35_nor_do_those_of_a_step(cuts, tiny_gpt2, tokenizer):
     """Rows of 1 to 7 words; the one of 20 has the mean reward, and is left out."""
     model, rows = tiny_gpt2(), make_rows([1.0, 0.0, 1.0, 0.5, 0.0, 0.5], [3, 1, 7, 20, 4, 4], 6)
-    _, _, metadata = change(model, tokenizer, rows, 6, cuts)
+    _, _, metadata = change(model, tokenizer, rows, 6, cuts=cuts)
     seen = [row for row in rows if row[2] != 0.5]
     batch = tokenize_prompt_and_output([row[0] for row in seen], [row[1] for row in seen], tokenizer)
     scores = get_response_log_probs(model, batch["input_ids"], batch["labels"], True)

@@ -5,11 +5,10 @@ import re
 import signal
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from processes import is_alive, wait_until
-from stub_vllm import StubVLLM, choice
+from stub_vllm import StubVLLM, choice, stand_in
 from transformers import AutoTokenizer
 
 from rlhelpers import paths
@@ -53,16 +52,12 @@ def join(stub, tokenizer):
 @pytest.fixture
 def launch(tokenizer, tmp_path, monkeypatch):
     """A server whose command runs this script in place of vLLM's; it ends after the test."""
-    package = tmp_path / "packages/vllm/entrypoints/openai"
-    package.mkdir(parents=True)
-    for folder in (package, package.parent, package.parent.parent):
-        (folder / "__init__.py").touch()
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "packages"), str(Path(__file__).parent)]))
+    api_server = stand_in(tmp_path, monkeypatch)
     monkeypatch.setattr(server_process, "SECONDS_TO_STOP", 2)
     servers = []
 
     def launch(script="import stub_vllm; stub_vllm.main()", **settings):
-        (package / "api_server.py").write_text(script, encoding="utf-8")
+        api_server.write_text(script, encoding="utf-8")
         log = tmp_path / "server.log"
         servers.append(VLLMServer(str(paths.TINY), tokenizer=tokenizer, log=log, **settings))
         return servers[-1]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_step import graded, step, weights
 
 from rlhelpers.kernels import compute_group_normalized_rewards, grpo_train_step
 from rlhelpers.kernels.estimator import ESTIMATORS
@@ -36,24 +37,6 @@ def make_rows(rewards=REWARDS, lengths=LENGTHS, group_size=4, seed=0):
     prompts = [" ".join(words.choices(WORDS, k=words.randint(1, 4))) for _ in rewards[::group_size]]
     responses = [" ".join(words.choices(WORDS, k=n)) for n in lengths]
     return [(prompts[i // group_size], responses[i], reward) for i, reward in enumerate(rewards)]
-
-
-def graded(response, ground_truth):
-    """The ground truth is the reward, so that a test can give any."""
-    return {"reward": float(ground_truth), "format_reward": 1.0}
-
-
-def step(model, tokenizer, rows, group_size=4, *, cuts=1, max_grad_norm=None, optimizer=None, **arguments):
-    prompts, responses, rewards = zip(*rows, strict=True)
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=1.0)
-    truths = [str(reward) for reward in rewards]
-    return grpo_train_step(
-        model, tokenizer, optimizer, cuts, max_grad_norm, graded, prompts, responses, truths, group_size, **arguments
-    )
-
-
-def weights(model):
-    return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def gradient(model, *args, **kwargs):

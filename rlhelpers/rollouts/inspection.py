@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling
 
+PROBE = "Question: what is 17 + 25?\nAnswer:"  # what an engine is asked to see that it has the policy it should have
 CHANCE_OF_COPIES = 1e-12
 
 

@@ -14,6 +14,7 @@ import torch
 from rlhelpers import paths
 from rlhelpers.checks import check_whole
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
+from rlhelpers.rollouts.inspection import PROBE
 from rlhelpers.rollouts.server_process import ServerProcess, free_port, output_to, wait_for_port
 from rlhelpers.rollouts.vllm_client import REQUESTS_AT_A_TIME, VLLMClient
 from rlhelpers.rollouts.vllm_settings import (
@@ -30,8 +31,6 @@ from rlhelpers.rollouts.vllm_settings import (
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-PROBE = "Question: what is 17 + 25?\nAnswer:"
 
 VLLMCompletion = Completion  # the course's name
 

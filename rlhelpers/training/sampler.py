@@ -16,7 +16,7 @@ from rlhelpers import paths
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
 from rlhelpers.rollouts import EngineDeadError, Rollout, RolloutEngine, Sampling, TorchEngine
-from rlhelpers.rollouts.inspection import inspect_rollouts
+from rlhelpers.rollouts.inspection import PROBE, inspect_rollouts
 from rlhelpers.training.config import RunConfig
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 T = TypeVar("T")
 MAX_RESTARTS = 3
-PROBE = "Question: what is 17 + 25?\nAnswer:"
 # Mean |difference| in nats.  Measured in step: 1e-6 in float32; 0.02 in bf16, whose rounding steps are 2^16 larger.
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 
