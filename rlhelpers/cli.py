@@ -15,10 +15,10 @@ from rlhelpers.bench.commands import add_benches, positive_count
 
 
 def doctor(options: argparse.Namespace) -> int:
+    from rlhelpers.doctor.finding import as_table
+    from rlhelpers.doctor.machine import look_at_machine
+    from rlhelpers.doctor.report import examine
     from rlhelpers.training.config import make_config
-    from rlhelpers.workbook.doctor import examine
-    from rlhelpers.workbook.finding import as_table
-    from rlhelpers.workbook.machine import look_at_machine
 
     config = make_config(**{"preset": options.preset} | _settings(options.settings))
     findings = examine(look_at_machine(config), config)
@@ -51,7 +51,7 @@ def fetch(options: argparse.Namespace) -> None:
 
 
 def tiny(options: argparse.Namespace) -> None:
-    from rlhelpers.training.tiny_model import make_tiny
+    from rlhelpers.tiny.model import make_tiny
 
     make_tiny(options.folder)
 
@@ -60,9 +60,8 @@ def sweep(options: argparse.Namespace) -> int:
     import joblib
     import torch
 
-    from rlhelpers.evidence import grid, parallel, plan, sweep
-    from rlhelpers.evidence.board import as_lines, counts
-    from rlhelpers.workbook import configurations
+    from rlhelpers.sweep import grid, parallel, plan
+    from rlhelpers.sweep.board import as_lines, counts
 
     pairs = [_values(text) for text in options.parameters]
     pairs += [] if options.seeds is None else [("seed", options.seeds)]
@@ -71,7 +70,7 @@ def sweep(options: argparse.Namespace) -> int:
         raise ValueError("gpus_per_run: only with --engine ray, which gives every run GPUs of its own")
     given = dict(pairs)
     grids = grid.read(Path(options.what), given)
-    entries, remarks = plan.make_plan(grids, configurations.plan, configurations.look)
+    entries, remarks = plan.make_plan(grids, plan.plan, plan.look)
     rows = plan.rows_of_plan(entries, options.resume)
     if options.dry_run:
         print("\n".join([as_lines(rows), *remarks, counts(rows)]))
@@ -116,7 +115,7 @@ def _gpus(text: str) -> float:
 
 def collect(options: argparse.Namespace) -> None:
     from rlhelpers.evidence.collection import collect
-    from rlhelpers.evidence.intervals import counted
+    from rlhelpers.evidence.statistics import counted
 
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always", UserWarning)
@@ -136,9 +135,9 @@ def writeup(options: argparse.Namespace) -> None:
 
 
 def evaluate(options: argparse.Namespace) -> None:
-    from rlhelpers.evidence.benchmark_report import read_report
+    from rlhelpers.benchmarks.ask import evaluate_benchmark
+    from rlhelpers.benchmarks.report import read_report
     from rlhelpers.training.config import make_config
-    from rlhelpers.training.zero_shot import evaluate_benchmark
 
     settings = {"model": options.model, "engine": options.engine, "max_tokens": options.max_tokens}
     config = make_config(**settings | _settings(options.settings))
@@ -147,15 +146,15 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def judge(options: argparse.Namespace) -> None:
-    from rlhelpers.evidence.benchmark_report import read_report
-    from rlhelpers.training.safety_judge import Judge, judge_safety
+    from rlhelpers.benchmarks.judge import Judge, judge_safety
+    from rlhelpers.benchmarks.report import read_report
 
     judge_safety(options.folder, Judge(options.url, options.model))
     print(read_report(options.folder))
 
 
 def exercises(options: argparse.Namespace) -> None:
-    from rlhelpers.workbook.exercises import write_exercises
+    from rlhelpers.workbook.edition import write_exercises
 
     files = write_exercises(options.folder)
     print(f"{len(files)} notebooks without solutions are in {options.folder}")

@@ -13,9 +13,9 @@ from rlhelpers.kernels import (
     grpo_train_step,
     tokenize_prompt_and_output,
 )
-from rlhelpers.tasks.packed import PackedSFTDataset, iterate_batches
-from rlhelpers.tasks.parsers import parse_gsm8k_response, parse_mmlu_response
+from rlhelpers.tasks.answers import parse_gsm8k_response, parse_mmlu_response
 from rlhelpers.training.dpo import compute_per_instance_dpo_loss
+from rlhelpers.training.sft import PackedSFTDataset, iterate_batches
 
 run_tokenize_prompt_and_output = tokenize_prompt_and_output
 run_get_response_log_probs = get_response_log_probs

@@ -16,7 +16,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from rlhelpers import paths
-from rlhelpers.kernels import vocabulary
+from rlhelpers.kernels import fused_logprobs as vocabulary
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.training.config import make_config

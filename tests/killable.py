@@ -16,9 +16,11 @@ from torch import Tensor
 from transformers import AutoTokenizer, Olmo2Config, Olmo2ForCausalLM, PreTrainedModel
 
 from rlhelpers import paths
-from rlhelpers.atomic import NotWrittenError
-from rlhelpers.kernels.estimator import Estimator
-from rlhelpers.training import checkpoint, loop, progress, records
+from rlhelpers.files import NotWrittenError
+from rlhelpers.kernels.estimators import Estimator
+from rlhelpers.training import checkpoint, loop
+from rlhelpers.training import console as progress
+from rlhelpers.training import run_folder as records
 from rlhelpers.training.config import make_config
 
 CONTEXT = multiprocessing.get_context("forkserver")

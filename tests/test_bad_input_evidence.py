@@ -20,8 +20,10 @@ from bad_input import (
 )
 
 from rlhelpers import paths
-from rlhelpers.evidence import comparisons, figures, intervals, responses, results, runs, statistics, tables
-from rlhelpers.tasks.judging import judge_answer
+from rlhelpers.evidence import comparisons, figures, responses, runs, statistics, tables
+from rlhelpers.evidence import runs as results
+from rlhelpers.evidence import statistics as intervals
+from rlhelpers.tasks.grading import judge_answer
 
 
 @pytest.fixture(scope="module")

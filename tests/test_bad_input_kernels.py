@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 
 from rlhelpers import kernels
 from rlhelpers.kernels.advantages import group_mean
-from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.kernels.estimators import Estimator
 from rlhelpers.kernels.logprobs import engine_mismatch, score_batch
 from rlhelpers.kernels.losses import truncated_importance_weights
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
@@ -361,7 +361,7 @@ def test_rows_beyond_the_context_are_refused(good, length):
 
 def test_a_label_that_is_no_word_has_no_log_prob():
     """Where values are not looked at, on a GPU, it must not look like a number."""
-    from rlhelpers.kernels.vocabulary import log_probs_and_entropy
+    from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
 
     found, _ = log_probs_and_entropy(torch.ones(3, 2), torch.eye(4, 2), None, torch.tensor([1, 4, -1]))
     assert found.isfinite().tolist() == [True, False, False]

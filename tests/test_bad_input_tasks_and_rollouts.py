@@ -29,7 +29,7 @@ from rlhelpers.tasks import (
     question_only_reward_fn,
     r1_zero_reward_fn,
 )
-from rlhelpers.tasks.judging import judge_answer
+from rlhelpers.tasks.grading import judge_answer
 
 RESPONSE = "18 </think> <answer> 18 </answer>"
 

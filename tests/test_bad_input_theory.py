@@ -19,8 +19,8 @@ from bad_input import (
     name_of,
 )
 
-from rlhelpers.evidence.intervals import Interval
-from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.evidence.statistics import Interval
+from rlhelpers.kernels.estimators import Estimator
 from rlhelpers.theory import enumeration, montecarlo, symbolic
 from rlhelpers.theory.enumeration import TabularPolicy
 

@@ -13,13 +13,13 @@ from bad_input import (
     name_of,
 )
 
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Completion, Rollout, Sampling
 from rlhelpers.tasks import Grader, Problem, get_prompt
-from rlhelpers.training.components import load_train_step, save_components
 from rlhelpers.training.config import RunConfig, make_config
 from rlhelpers.training.evaluation import evaluate
 from rlhelpers.training.loop import train
-from rlhelpers.training.policy import load_policy
+from rlhelpers.training.own_step import load_train_step, save_components
 
 
 class Engine:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from papermill.translators import PythonTranslator
 
 from rlhelpers import paths
-from rlhelpers.kernels.estimator import ESTIMATORS
+from rlhelpers.kernels.estimators import ESTIMATORS
+from rlhelpers.sweep import plan as configurations
 from rlhelpers.tasks import get_prompt, load_task
-from rlhelpers.training import inputs
+from rlhelpers.training import preflight as inputs
 from rlhelpers.training.config import RunConfig, make_config
-from rlhelpers.training.inputs import check_inputs, check_model
-from rlhelpers.workbook import configurations
+from rlhelpers.training.preflight import check_inputs, check_model
 
 SETTINGS = [*RunConfig.model_fields, "preset", "quick"]
 TEXTS = {"experiment", "variant", "model", "device", "task", "prompt", "engine", "estimator", "components", "tracker"}
@@ -229,7 +229,7 @@ def test_of_a_name_on_the_hub_is_asked_whether_it_is_there(monkeypatch, answer):
 def test_of_a_model_that_is_one_commit_that_commit_is_looked_for_in_the_cache(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
-    from rlhelpers.hub import REVISIONS
+    from rlhelpers.models import REVISIONS
 
     [(model, commit)] = REVISIONS.items()
     folder = tmp_path / f"models--{model.replace('/', '--')}" / "snapshots" / commit
@@ -284,7 +284,7 @@ def check_of(file, **parameters):
     names = {"In": ["", own, injected]}
     exec(own, names)
     exec(injected, names)
-    needed = "read_parameters(", "kinds", "rlhelpers.workbook.parameters", "rlhelpers.training.fields"
+    needed = "read_parameters(", "kinds", "rlhelpers.workbook.parameters", "rlhelpers.training.settings"
     for statement in ast.parse(checking).body:
         source = ast.unparse(statement)
         if any(word in source for word in needed):

@@ -15,9 +15,9 @@ from rlhelpers.bench import ahead, conditions, engines, grader, tables
 from rlhelpers.bench.agreement import Agreement, agreement, refuse_unless_done, refuse_unless_same
 from rlhelpers.bench.engines import Contestant, Measurement, Workload
 from rlhelpers.bench.rounds import Clock, Spread, in_turns
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.tasks import grade
-from rlhelpers.training.policy import load_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,9 +11,9 @@ from rlhelpers.bench import gpu, training_tables, variants
 from rlhelpers.bench.flops import Read, matrix_rate, microbatches, reading, training_flops
 from rlhelpers.bench.made_up import make_batch
 from rlhelpers.bench.variants import GradientKeeper, almost_mean, ladder
+from rlhelpers.doctor.machine import OLMO_1B
+from rlhelpers.doctor.memory import GIB, Architecture
 from rlhelpers.kernels import logprobs
-from rlhelpers.workbook.machine import OLMO_1B
-from rlhelpers.workbook.memory import GIB, Architecture
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_chunks")
 

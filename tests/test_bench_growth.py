@@ -8,8 +8,8 @@ import pytest
 from rlhelpers import cli, paths
 from rlhelpers.bench import conditions, growth, pictures, training_tables
 from rlhelpers.bench.growth import Seconds, Size, exponent
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import TorchEngine
-from rlhelpers.training.policy import load_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlhelpers.evidence.benchmark_report import annotation_scores, read_report, read_scored, scores_by
+from rlhelpers.benchmarks.report import annotation_scores, read_report, read_scored, scores_by
 
 
 @pytest.fixture

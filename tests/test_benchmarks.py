@@ -6,10 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from rlhelpers.tasks.alpaca_eval import read_alpaca_eval, to_alpaca_eval
-from rlhelpers.tasks.benchmarks import BENCHMARKS, get_benchmark, read_gsm8k
-from rlhelpers.tasks.mmlu import read_mmlu
-from rlhelpers.tasks.safety_tests import read_safety_tests, to_safety_judge
+from rlhelpers.benchmarks.tasks import (
+    BENCHMARKS,
+    get_benchmark,
+    read_alpaca_eval,
+    read_gsm8k,
+    read_mmlu,
+    read_safety_tests,
+    to_alpaca_eval,
+    to_safety_judge,
+)
 
 DATA = Path(__file__).with_name("data")
 

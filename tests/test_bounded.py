@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from rlhelpers.rollouts import EngineDeadError
-from rlhelpers.rollouts.bounded import bounded
+from rlhelpers.rollouts.processes import bounded
 
 
 @pytest.fixture

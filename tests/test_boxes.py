@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhelpers.tasks.boxes import Boxes, find_boxes, find_tags
-from rlhelpers.tasks.quantity import MAX_CHARS
+from rlhelpers.tasks.answers import MAX_CHARS, Boxes, find_boxes, find_tags
 
 
 @pytest.mark.parametrize(

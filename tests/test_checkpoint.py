@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlhelpers import atomic
-from rlhelpers.atomic import remove_leftovers, whole_folder, write_atomically
+from rlhelpers import files as atomic
+from rlhelpers.files import remove_leftovers, whole_folder, write_atomically
 from rlhelpers.rollouts import Completion, Rollout
 from rlhelpers.training.checkpoint import Checkpoint, newest, remove_later
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from rlhelpers import exercises as check
 from rlhelpers.theory import symbolic
-from rlhelpers.workbook import checks as check
 
 
 @pytest.mark.parametrize("normalizer", ["none", "std", "mean"])

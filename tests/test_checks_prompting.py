@@ -4,9 +4,9 @@ import re
 
 import pytest
 
+from rlhelpers import exercises as check
+from rlhelpers.exercises.prompting import count_categories, has_format, in_substance
 from rlhelpers.tasks.grading import r1_zero_reward_fn
-from rlhelpers.workbook import checks as check
-from rlhelpers.workbook.checks.prompting import count_categories, has_format, in_substance
 
 
 def loop_has_format(response):

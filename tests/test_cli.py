@@ -6,7 +6,7 @@ import pytest
 
 from rlhelpers import cli, paths
 from rlhelpers.tasks import gsm8k
-from rlhelpers.training import tiny_model
+from rlhelpers.tiny import model as tiny_model
 
 
 def test_fetch(monkeypatch, capsys):

@@ -5,9 +5,9 @@ import pytest
 
 from rlhelpers import cli, paths
 from rlhelpers.evidence.collection import KEPT, TABLE, collect, table_of_runs
-from rlhelpers.evidence.results import list_runs
+from rlhelpers.evidence.runs import list_runs
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_folder import RunRecords
 
 EXPERIMENTS = sorted(folder.name for folder in paths.RESULTS.iterdir() if list(folder.glob("*/seed=*")))
 

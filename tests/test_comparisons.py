@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from rlhelpers.evidence.comparisons import compare_curves, compare_finals
-from rlhelpers.evidence.results import list_runs
+from rlhelpers.evidence.runs import list_runs
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import torch
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.kernels import grpo_train_step
-from rlhelpers.kernels.estimator import Estimator
-from rlhelpers.training.components import FILE, NEEDED, as_metrics, load_train_step, save_components
+from rlhelpers.kernels.estimators import Estimator
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import train
+from rlhelpers.training.own_step import FILE, NEEDED, as_metrics, load_train_step, save_components
 
 CELL = """
 import math

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
 from rlhelpers.training.config import QUICK, RunConfig, make_config
 
 

@@ -3,8 +3,8 @@
 import random
 import re
 
-from rlhelpers.tasks import corpus
-from rlhelpers.tasks.stories import draw_solution
+from rlhelpers.tiny import corpus
+from rlhelpers.tiny.problems import draw_solution
 
 DOCUMENTS = [corpus.draw_document(random.Random(seed)) for seed in range(2000)]
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from rlhelpers.tasks.data_files import read_csv, read_objects, read_text, read_texts, text_field, write_texts
+from rlhelpers.tasks.datasets import read_csv, read_objects, read_text, read_texts, text_field, write_texts
 
 
 @pytest.fixture

@@ -9,14 +9,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
 
 from rlhelpers import cli, paths
 from rlhelpers.bench.allocations import peak_bytes
-from rlhelpers.kernels.logprobs import get_response_log_probs
-from rlhelpers.kernels.tokens import pad_prompts_and_outputs
-from rlhelpers.training.config import PRESETS, make_config
-from rlhelpers.workbook import doctor
-from rlhelpers.workbook.finding import Finding, as_table
-from rlhelpers.workbook.fit import settings_that_fit
-from rlhelpers.workbook.machine import OLMO_1B, Gpu, Machine, look_at_machine
-from rlhelpers.workbook.memory import (
+from rlhelpers.doctor import report as doctor
+from rlhelpers.doctor.finding import Finding, as_table
+from rlhelpers.doctor.fit import settings_that_fit
+from rlhelpers.doctor.machine import OLMO_1B, Gpu, Machine, look_at_machine
+from rlhelpers.doctor.memory import (
     GIB,
     Architecture,
     activation_bytes,
@@ -25,6 +22,9 @@ from rlhelpers.workbook.memory import (
     predict_memory,
     step_bytes,
 )
+from rlhelpers.kernels.logprobs import get_response_log_probs
+from rlhelpers.kernels.tokens import pad_prompts_and_outputs
+from rlhelpers.training.config import PRESETS, make_config
 
 OLMO = Architecture.of(Olmo2Config(**OLMO_1B))
 TINY = Architecture(1_063_040, 128, 4, 384, 128, 816, 2048)
@@ -504,7 +504,7 @@ def test_a_name_of_the_hub_is_looked_up_in_the_cache_only():
 
 def test_a_gpu_is_read_as_torch_and_nvidia_smi_tell_it(monkeypatch):
     answer = type("Answer", (), {"stdout": "580.95.05, NVIDIA L4\n580.95.05, NVIDIA L4\n"})
-    monkeypatch.setattr("rlhelpers.workbook.machine.subprocess.run", lambda *a, **k: answer)
+    monkeypatch.setattr("rlhelpers.doctor.machine.subprocess.run", lambda *a, **k: answer)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (20 * GIB, 22 * GIB))

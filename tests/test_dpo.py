@@ -10,9 +10,9 @@ from transformers import AutoTokenizer
 
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
-from rlhelpers.kernels.preferences import compute_dpo_losses
-from rlhelpers.tasks.instructions import ALPACA
-from rlhelpers.tasks.preference_pairs import PreferencePair, write_pairs
+from rlhelpers.kernels.dpo import compute_dpo_losses
+from rlhelpers.models import load_policy
+from rlhelpers.tasks.datasets import ALPACA, PreferencePair, write_pairs
 from rlhelpers.training import dpo, offline
 from rlhelpers.training.dpo import (
     compute_per_instance_dpo_loss,
@@ -22,7 +22,6 @@ from rlhelpers.training.dpo import (
     make_dpo_config,
     train,
 )
-from rlhelpers.training.policy import load_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread", "roots")
 PAIRS = [PreferencePair(f"What is {i}+1?", f"It is {i + 1}.", f"No idea about {i}.", "made") for i in range(24)]

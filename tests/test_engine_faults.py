@@ -18,7 +18,7 @@ from stub_vllm import StubVLLM
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_jsonl, read_metrics
 from rlhelpers.rollouts import Completion, EngineDeadError, Rollout, Sampling, TorchEngine, vllm_client
-from rlhelpers.rollouts.inspection import inspect_rollouts
+from rlhelpers.rollouts.engine import inspect_rollouts
 from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config

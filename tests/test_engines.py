@@ -6,10 +6,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Sampling
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import make_config
-from rlhelpers.training.policy import load_policy
 from rlhelpers.training.sampler import LIMITS, check_in_sync, make_engine
 
 PROMPT = get_prompt("r1_zero")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlhelpers.kernels import aggregate_loss_across_microbatch, compute_policy_gradient_loss
-from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
 from rlhelpers.theory.enumeration import (
     TabularPolicy,
     all_groups,

@@ -7,7 +7,7 @@ from dataclasses import FrozenInstanceError
 import pytest
 
 from rlhelpers.kernels import grpo_train_step
-from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
 
 COLUMNS = ("baseline", "advantage_normalizer", "loss_normalization", "importance_reweighting_method", "cliprange")
 TABLE = {

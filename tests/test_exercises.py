@@ -2,8 +2,8 @@
 
 import pytest
 
-from rlhelpers.workbook import checks
-from rlhelpers.workbook.checks.exercise import Exercise
+from rlhelpers import exercises as checks
+from rlhelpers.exercises.exercise import Exercise
 
 EXERCISES = {name: getattr(checks, name) for name in checks.__all__}
 MISTAKES = [(name, mistake) for name, exercise in EXERCISES.items() for mistake in exercise.mistakes]

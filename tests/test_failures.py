@@ -84,7 +84,7 @@ def test_divergence_is_an_update_that_was_not_finite(logged, steps):
 
 def test_what_was_not_logged_is_no_failure(roots, write_run):
     """A step function of the reader's own need not say whether it skipped an update."""
-    from rlhelpers.evidence.results import list_runs
+    from rlhelpers.evidence.runs import list_runs
 
     write_run(roots[1], rewards=(0.1, 0.5, 0.5, 0.5))
     [signs] = read_all_signs(list_runs("04_grpo"), "estimator").values()

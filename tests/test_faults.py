@@ -22,19 +22,18 @@ from safetensors.torch import save_file
 from small_runs import FOLDER, SMALL, assert_same, contents, read_about, without_times
 
 from rlhelpers import paths
-from rlhelpers.atomic import NotWrittenError, append, whole_folder, write_atomically
 from rlhelpers.bench import long_run
 from rlhelpers.bench.tables import long_text
 from rlhelpers.evidence.failures import read_signs
 from rlhelpers.evidence.figures import save_for_writeup
-from rlhelpers.evidence.results import complete_runs
-from rlhelpers.evidence.runs import read_jsonl, read_metrics
+from rlhelpers.evidence.runs import complete_runs, read_jsonl, read_metrics
+from rlhelpers.files import NotWrittenError, append, whole_folder, write_atomically
 from rlhelpers.kernels import grpo_train_step, microbatches, train_step
 from rlhelpers.tasks import Grader
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import train
-from rlhelpers.training.run_state import run_state
+from rlhelpers.training.run_folder import run_state
 from rlhelpers.training.updates import MAX_SKIPPED, DivergedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

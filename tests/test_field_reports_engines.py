@@ -25,15 +25,16 @@ from stub_vllm import StubVLLM, choice, stand_in
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from rlhelpers import paths
-from rlhelpers.rollouts import Completion, EngineDeadError, Rollout, Sampling, server_process, vllm_inprocess
-from rlhelpers.rollouts.inspection import inspect_rollouts
-from rlhelpers.rollouts.server_process import free_port
+from rlhelpers.rollouts import Completion, EngineDeadError, Rollout, Sampling, vllm_inprocess
+from rlhelpers.rollouts import processes as server_process
+from rlhelpers.rollouts.engine import inspect_rollouts
+from rlhelpers.rollouts.processes import free_port
 from rlhelpers.rollouts.vllm_client import VLLMClient
 from rlhelpers.rollouts.vllm_inprocess import VLLMEngine
 from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.rollouts.vllm_settings import prompt_seed
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt
-from rlhelpers.tasks.judging import judge_answer
+from rlhelpers.tasks.grading import judge_answer
 from rlhelpers.training.config import make_config
 from rlhelpers.training.draws import derive_seed
 from rlhelpers.training.evaluation import flatten, rows_to_read, truncated_fraction

@@ -21,14 +21,15 @@ from nbconvert.preprocessors import ExecutePreprocessor
 from papermill.cli import papermill as papermill_command
 from processes import wait_until
 
-from rlhelpers import atomic, paths
-from rlhelpers.evidence.results import comparable, list_runs, read_curves
-from rlhelpers.evidence.runs import read_jsonl, read_metrics
-from rlhelpers.rollouts.server_process import ServerProcess, output_to
-from rlhelpers.training import loop, records
+from rlhelpers import files as atomic
+from rlhelpers import paths
+from rlhelpers.evidence.runs import comparable, list_runs, read_curves, read_jsonl, read_metrics
+from rlhelpers.rollouts.processes import ServerProcess, output_to
+from rlhelpers.training import loop
+from rlhelpers.training import run_folder as records
 from rlhelpers.training.config import make_config
-from rlhelpers.training.progress import Progress
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.console import Progress
+from rlhelpers.training.run_folder import RunRecords
 
 NOTEBOOKS = sorted((paths.ROOT / "notebooks").glob("*.ipynb"))
 MARK = "# NBVAL_IGNORE_OUTPUT"
@@ -127,14 +128,15 @@ import json, sys, warnings
 from pathlib import Path
 warnings.filterwarnings("error", category=EncodingWarning, module="rlhelpers")
 assert not sys.flags.utf8_mode and sys.getfilesystemencoding() is not None
-from rlhelpers import atomic, paths
-from rlhelpers.evidence.grid import read
+from rlhelpers import paths
+from rlhelpers import files as atomic
+from rlhelpers.sweep.grid import read
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords
-from rlhelpers.training.run_state import run_state
-from rlhelpers.workbook import configurations
+from rlhelpers.training.run_folder import RunRecords
+from rlhelpers.training.run_folder import run_state
+from rlhelpers.sweep import plan as configurations
 paths.RUNS = Path("runs")
 [problem] = load_task("task", 1, 1).train
 assert problem.question == "Janet’s café: 数?", ascii(problem.question)

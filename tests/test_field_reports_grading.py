@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from rlhelpers.kernels import compute_rollout_rewards
-from rlhelpers.tasks import Grader, algebra, get_prompt, grade, grading, judging, question_only_reward_fn
+from rlhelpers.tasks import Grader, algebra, get_prompt, grade, grading, question_only_reward_fn
+from rlhelpers.tasks import grading as judging
 from rlhelpers.tasks import r1_zero_reward_fn as reward
-from rlhelpers.tasks.boxes import find_boxes
+from rlhelpers.tasks.answers import MAX_CHARS, find_boxes, parse_gsm8k_response
+from rlhelpers.tasks.grading import judge_answer
 from rlhelpers.tasks.gsm8k import final_answer, read_problems
-from rlhelpers.tasks.judging import judge_answer
-from rlhelpers.tasks.parsers import parse_gsm8k_response
-from rlhelpers.tasks.quantity import MAX_CHARS
 from rlhelpers.training.evaluation import reason_counts
 
 REPORTS = Path(__file__).parents[2] / "shared/cases/field_reports.jsonl"

@@ -32,11 +32,11 @@ from rlhelpers.kernels import (
     tokenize_prompt_and_output,
 )
 from rlhelpers.kernels.advantages import signal_fraction
-from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
+from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
 from rlhelpers.kernels.logprobs import engine_mismatch, of_logits, score_batch
 from rlhelpers.kernels.losses import MAX_LOG_RATIO, importance_ratio, masked_mean, token_clip
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs
-from rlhelpers.kernels.vocabulary import log_probs_and_entropy
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.rollouts.engine import encode_prompts
 

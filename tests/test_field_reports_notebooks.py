@@ -23,11 +23,10 @@ from papermill.cli import papermill as papermill_command
 from papermill.translators import PythonTranslator
 
 from rlhelpers import paths
-from rlhelpers.evidence import execution
-from rlhelpers.evidence.results import list_runs
-from rlhelpers.evidence.runs import read_metrics
+from rlhelpers.evidence.runs import list_runs, read_metrics
+from rlhelpers.sweep import workers as execution
 from rlhelpers.training.config import make_config
-from rlhelpers.training.run_state import run_state
+from rlhelpers.training.run_folder import run_state
 from rlhelpers.workbook.papermill import complete
 
 REPORTS = Path(__file__).parents[2] / "shared/cases/field_reports.jsonl"
@@ -164,7 +163,7 @@ RECORDED = [
     "# Parameters: of a notebook that records a run\nseed: int = 0\nresume: bool = False\n",
     """import os, signal
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_folder import RunRecords
 from rlhelpers.workbook.parameters import read_parameters
 config = make_config(quick=True, **read_parameters(globals()))
 """,

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from rlhelpers.kernels import preferences
-from rlhelpers.kernels.preferences import compute_dpo_losses
-from rlhelpers.tasks.instructions import ALPACA, read_template, render
-from rlhelpers.tasks.packed import PackedSFTDataset
+from rlhelpers.kernels import dpo as preferences
+from rlhelpers.kernels.dpo import compute_dpo_losses
+from rlhelpers.tasks.datasets import ALPACA, read_template, render
 from rlhelpers.training.dpo import compute_per_instance_dpo_loss
+from rlhelpers.training.sft import PackedSFTDataset
 
 ALPACA_TEXT = (
     "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"

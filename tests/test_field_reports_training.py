@@ -20,24 +20,24 @@ import torch
 from rlhelpers import paths
 from rlhelpers.evidence.comparisons import compare_curves
 from rlhelpers.evidence.figures import METRICS, learning_curves
-from rlhelpers.evidence.intervals import t_interval
-from rlhelpers.evidence.results import list_runs, read_curves
-from rlhelpers.evidence.runs import read_metrics
+from rlhelpers.evidence.runs import list_runs, read_curves, read_metrics
+from rlhelpers.evidence.statistics import t_interval
 from rlhelpers.kernels import grpo_train_step
-from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.kernels.estimators import Estimator
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
+from rlhelpers.models import make_optimizer
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
 from rlhelpers.tasks import Grader, Problem, get_prompt
-from rlhelpers.training import checkpoint, components
-from rlhelpers.training.cautions import cautions, unmoved_share
+from rlhelpers.training import checkpoint
+from rlhelpers.training import own_step as components
 from rlhelpers.training.checkpoint import Checkpoint, newest
 from rlhelpers.training.config import make_config
 from rlhelpers.training.draws import draw_batch
 from rlhelpers.training.evaluation import evaluate, flatten, truncated_fraction
 from rlhelpers.training.loop import train
-from rlhelpers.training.policy import make_optimizer
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.preflight import cautions, unmoved_share
+from rlhelpers.training.run_folder import RunRecords
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

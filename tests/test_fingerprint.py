@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from rlhelpers import paths
-from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
 from rlhelpers.training.config import RunConfig, make_config
 from rlhelpers.training.fingerprint import WITHOUT_EFFECT, fingerprint
 

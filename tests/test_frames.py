@@ -2,7 +2,7 @@
 
 import pytest
 
-from rlhelpers.tasks.frames import QUERY_ANSWER, Frame
+from rlhelpers.benchmarks.ask import QUERY_ANSWER, Frame
 
 
 def test_the_instruction_stands_between_query_and_answer_in_fences():

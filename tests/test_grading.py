@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 
 from rlhelpers.tasks import Grader, get_prompt, grade, question_only_reward_fn, r1_zero_reward_fn
-from rlhelpers.tasks.grading import REASONS, Grade
-from rlhelpers.tasks.judging import judge_answer
+from rlhelpers.tasks.grading import REASONS, Grade, judge_answer
 from rlhelpers.tasks.prompts import PROMPTS
 
 # What stands in the box -> the reason, for the ground truth 5.

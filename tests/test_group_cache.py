@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
-from rlhelpers import caches
+from rlhelpers import models as caches
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
 from rlhelpers.rollouts.group_cache import GroupCache
 from rlhelpers.rollouts.torch_engine import PlainCache, can_group, tokens_with
-from rlhelpers.training.policy import load_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhelpers.tasks import grade
-from rlhelpers.tasks.grading import REASONS
+from rlhelpers.tasks.grading import REASONS, probably_right
 from rlhelpers.tasks.prompts import PROMPTS
-from rlhelpers.tasks.second_opinion import probably_right
 
 MEGABYTE = 10**6
 SECONDS = 20  # for what takes one second or less: a bound against hanging, no measurement

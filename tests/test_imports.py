@@ -26,7 +26,7 @@ TORCH = {"torch", "numpy"}
         ("rlhelpers.rollouts", TORCH),
         ("rlhelpers.theory.enumeration", TORCH),
         ("rlhelpers.training.loop", TORCH | {"pydantic"}),
-        ("rlhelpers.workbook.checks", TORCH | {"pydantic", "tokenizers"}),
+        ("rlhelpers.exercises", TORCH | {"pydantic", "tokenizers"}),
     ],
 )
 def test_what_comes_with_a_module(module, allowed):

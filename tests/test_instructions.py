@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from rlhelpers.tasks import Grader
-from rlhelpers.tasks.instructions import ALPACA, read_instructions, read_template, render
+from rlhelpers.tasks.datasets import ALPACA, read_instructions, read_template, render
 
 ROW = '{"prompt": "p", "response": "r", "more": 1}\n'
 

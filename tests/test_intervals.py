@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rlhelpers.evidence import intervals
-from rlhelpers.evidence.intervals import FEWEST_TO_RESAMPLE, bootstrap_interval, proportion_interval, t_interval
+from rlhelpers.evidence import statistics as intervals
+from rlhelpers.evidence.statistics import FEWEST_TO_RESAMPLE, bootstrap_interval, proportion_interval, t_interval
 
 
 def test_the_t_interval_by_hand():

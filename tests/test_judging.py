@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rlhelpers import paths
 from rlhelpers.tasks import algebra
-from rlhelpers.tasks.grading import REASONS
-from rlhelpers.tasks.judging import is_equal, is_formula, judge_answer, read_truth
+from rlhelpers.tasks.grading import REASONS, is_equal, is_formula, judge_answer, read_truth
 
 EQUAL = [
     ("18", "18"),

@@ -11,7 +11,7 @@ from copying_engine import CopyingEngine, fingerprint
 
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
-from rlhelpers.kernels.estimator import ESTIMATORS, Estimator
+from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
 from rlhelpers.tasks.grading import REASONS
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlhelpers.evidence.intervals import Interval
+from rlhelpers.evidence.statistics import Interval
 from rlhelpers.theory.montecarlo import DisagreementError, draw, mean_interval, three_ways, variance_interval
 
 

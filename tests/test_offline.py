@@ -8,13 +8,12 @@ import torch
 from killable import write_model
 
 from rlhelpers import paths
-from rlhelpers.evidence.results import list_runs
-from rlhelpers.evidence.runs import read_metrics
-from rlhelpers.tasks.preference_pairs import PreferencePair, write_pairs
+from rlhelpers.evidence.runs import list_runs, read_metrics
+from rlhelpers.models import load_policy
+from rlhelpers.tasks.datasets import PreferencePair, write_pairs
 from rlhelpers.training import dpo, sft
-from rlhelpers.training.policy import load_policy
-from rlhelpers.training.run_state import run_state
-from rlhelpers.training.steps import Log
+from rlhelpers.training.console import Log
+from rlhelpers.training.run_folder import run_state
 
 pytestmark = pytest.mark.usefixtures("one_thread", "roots")
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from rlhelpers.tasks.instructions import render
-from rlhelpers.tasks.packed import PackedSFTDataset, iterate_batches
+from rlhelpers.tasks.datasets import render
+from rlhelpers.training.sft import PackedSFTDataset, iterate_batches
 
 ROWS = [("a b", "c d"), ("e", "f g h i"), ("j k", "l"), ("m", "a")]
 END = 1

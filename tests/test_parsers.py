@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhelpers.tasks.parsers import parse_gsm8k_response, parse_mmlu_response
+from rlhelpers.tasks.answers import parse_gsm8k_response, parse_mmlu_response
 
 
 @pytest.mark.parametrize(

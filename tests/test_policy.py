@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlhelpers import paths
+from rlhelpers.models import choose_device, load_policy, make_optimizer
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.training.config import make_config
-from rlhelpers.training.policy import choose_device, load_policy, make_optimizer
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from rlhelpers.tasks.preference_pairs import HH, PreferencePair, load_hh, load_pairs, pair_solutions, write_pairs
+from rlhelpers.tasks.datasets import HH, PreferencePair, load_hh, load_pairs, pair_solutions, write_pairs
 
 
 def turns(*messages):

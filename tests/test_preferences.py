@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from rlhelpers.kernels.preferences import compute_dpo_losses, implicit_reward_accuracy
+from rlhelpers.kernels.dpo import compute_dpo_losses, implicit_reward_accuracy
 
 PROMPTS = ["a b c", "d", "e f"]
 CHOSEN = ["g h i", "a", "b b"]

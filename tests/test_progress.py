@@ -5,10 +5,9 @@ import types
 
 import pytest
 
-from rlhelpers.training import progress
+from rlhelpers.training import console as progress
 from rlhelpers.training.config import make_config
-from rlhelpers.training.progress import Progress
-from rlhelpers.training.tracker import Tracker
+from rlhelpers.training.console import Progress, Tracker
 
 
 def test_one_line_per_step_where_nothing_can_move(capsys):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhelpers.tasks.quantity import MAX_CHARS, Quantity, read_quantity, tidy
+from rlhelpers.tasks.answers import MAX_CHARS, Quantity, read_quantity, tidy
 
 
 def read(text):

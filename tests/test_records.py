@@ -10,10 +10,9 @@ import yaml
 from filelock import FileLock
 
 from rlhelpers import paths
-from rlhelpers.strict_json import strict_json
+from rlhelpers.files import strict_json
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords
-from rlhelpers.training.run_state import RunState, run_state
+from rlhelpers.training.run_folder import RunRecords, RunState, run_state
 
 CONFIG = make_config(quick=True)
 

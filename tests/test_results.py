@@ -6,9 +6,9 @@ import warnings
 import pytest
 
 from rlhelpers import paths
-from rlhelpers.evidence.results import comparable, list_runs, read_curves
+from rlhelpers.evidence.runs import comparable, list_runs, read_curves
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_folder import RunRecords
 
 
 def defaults(**changes):

@@ -17,12 +17,11 @@ from small_runs import FOLDER, SMALL, assert_same, contents, read_about, without
 
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
-from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.kernels.estimators import Estimator
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import train
-from rlhelpers.training.records import RunRecords
-from rlhelpers.training.run_state import run_state
+from rlhelpers.training.run_folder import RunRecords, run_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from rlhelpers import cli
-from rlhelpers.training.safety_judge import KEY, Judge, JudgeError, judge_safety, read_verdict
+from rlhelpers.benchmarks.judge import KEY, Judge, JudgeError, judge_safety, read_verdict
 
 
 class Endpoint(ThreadingHTTPServer):
@@ -166,7 +166,7 @@ def test_an_endpoint_that_never_answers_is_waited_for_so_long_and_no_longer(endp
 
 
 def test_where_nobody_listens_the_command_says_so_in_a_line(folder, capsys, monkeypatch):
-    monkeypatch.setattr("rlhelpers.training.safety_judge.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("rlhelpers.benchmarks.judge.time.sleep", lambda seconds: None)
     with Endpoint() as server:
         url = server.url
     assert cli.main(["judge", str(folder), "--url", url, "--model", "big"]) == 1

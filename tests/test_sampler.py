@@ -8,11 +8,11 @@ import torch
 from copying_engine import CopyingEngine
 
 from rlhelpers import paths
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import EngineDeadError, Sampling, TorchEngine
 from rlhelpers.rollouts.vllm_inprocess import VLLMEngine
 from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.training.config import make_config
-from rlhelpers.training.policy import load_policy
 from rlhelpers.training.sampler import (
     MAX_RESTARTS,
     NotInSyncError,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.kernels.estimators import Estimator
 from rlhelpers.rollouts import Completion, Rollout
 from rlhelpers.tasks import Problem
 from rlhelpers.training.config import make_config

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhelpers.tasks.second_opinion import last_number, own_turn, probably_right
+from rlhelpers.tasks.answers import last_number
+from rlhelpers.tasks.grading import own_turn, probably_right
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,16 @@ from test_field_reports_engines import launch, tokenizer_of_tiny  # noqa: F401, 
 
 import rlhelpers
 from rlhelpers import cli, paths
-from rlhelpers.hub import REVISIONS, download_command, revision
-from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.doctor.machine import look_at_machine
+from rlhelpers.kernels.estimators import Estimator
+from rlhelpers.models import REVISIONS, download_command, load_policy, revision
 from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.rollouts.vllm_settings import launch_arguments, server_environment
 from rlhelpers.tasks import get_prompt, gsm8k, load_task
 from rlhelpers.tasks.gsm8k import FILES, jsonl_text
 from rlhelpers.training.config import make_config
-from rlhelpers.training.policy import load_policy
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_folder import RunRecords
 from rlhelpers.workbook import verdicts
-from rlhelpers.workbook.machine import look_at_machine
 
 PACKAGE = Path(rlhelpers.__file__).parent
 # Code that a person has named: a notebook's own cells, and two files of python.

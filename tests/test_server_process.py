@@ -9,8 +9,8 @@ import sys
 import pytest
 from processes import is_alive, wait_until
 
-from rlhelpers.rollouts import server_process
-from rlhelpers.rollouts.server_process import ServerProcess, free_port, is_free
+from rlhelpers.rollouts import processes as server_process
+from rlhelpers.rollouts.processes import ServerProcess, free_port, is_free
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('stubborn', flush=True); "
 # A server with a child that ends when it is told to and one that does not.

@@ -12,8 +12,9 @@ from stub_vllm import StubVLLM, choice, stand_in
 from transformers import AutoTokenizer
 
 from rlhelpers import paths
-from rlhelpers.rollouts import EngineDeadError, Sampling, server_process, vllm_server
-from rlhelpers.rollouts.server_process import free_port
+from rlhelpers.rollouts import EngineDeadError, Sampling, vllm_server
+from rlhelpers.rollouts import processes as server_process
+from rlhelpers.rollouts.processes import free_port
 from rlhelpers.rollouts.vllm_client import VLLMClient
 from rlhelpers.rollouts.vllm_plugin import OWNER
 from rlhelpers.rollouts.vllm_server import VLLMServer

@@ -17,11 +17,11 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.olmo2 import modeling_olmo2
 
-from rlhelpers import caches
-from rlhelpers.caches import can_share, common_beginning
+from rlhelpers import models as caches
 from rlhelpers.kernels.logprobs import get_response_log_probs, score_batch
-from rlhelpers.kernels.shared_prompts import by_length, response_states
+from rlhelpers.kernels.prefix_sharing import by_length, response_states
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
+from rlhelpers.models import can_share, common_beginning
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

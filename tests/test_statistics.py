@@ -7,8 +7,15 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from rlhelpers.evidence.intervals import t_interval
-from rlhelpers.evidence.statistics import comparison, final_scores, holm, paired_difference, paired_p, verdict
+from rlhelpers.evidence.statistics import (
+    comparison,
+    final_scores,
+    holm,
+    paired_difference,
+    paired_p,
+    t_interval,
+    verdict,
+)
 
 
 def curves(**methods):

@@ -4,7 +4,7 @@ import random
 import re
 
 from rlhelpers.tasks.gsm8k import final_answer
-from rlhelpers.tasks.stories import OPERATIONS, STORIES, draw_problems, draw_solution, is_validation
+from rlhelpers.tiny.problems import OPERATIONS, STORIES, draw_problems, draw_solution, is_validation
 
 SOLUTIONS = [draw_solution(random.Random(seed)) for seed in range(300)]
 

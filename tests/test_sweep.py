@@ -18,19 +18,19 @@ import yaml
 from processes import is_alive, wait_until
 
 from rlhelpers import cli, paths
-from rlhelpers.evidence import grid
 from rlhelpers.evidence.comparisons import compare_finals
 from rlhelpers.evidence.figures import save_for_writeup
-from rlhelpers.evidence.grid import Grid, parse_values, read_experiments, read_grid
-from rlhelpers.evidence.parallel import on_this_machine
-from rlhelpers.evidence.plan import make_plan, rows_of_plan
-from rlhelpers.evidence.results import list_runs, read_curves
+from rlhelpers.evidence.runs import list_runs, read_curves
 from rlhelpers.evidence.statistics import final_scores
-from rlhelpers.evidence.sweep import INTERRUPTED, sweep
 from rlhelpers.evidence.tables import table_of_comparisons, table_of_finals
+from rlhelpers.sweep import grid
+from rlhelpers.sweep import plan as configurations
+from rlhelpers.sweep.grid import Grid, parse_values, read_experiments, read_grid
+from rlhelpers.sweep.parallel import on_this_machine
+from rlhelpers.sweep.plan import make_plan, rows_of_plan
+from rlhelpers.sweep.run import INTERRUPTED, sweep
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords
-from rlhelpers.workbook import configurations
+from rlhelpers.training.run_folder import RunRecords
 
 GRPO = paths.ROOT / "notebooks/04_grpo.ipynb"
 PARAMETERS = """# Parameters: of a notebook that trains nothing
@@ -535,7 +535,7 @@ resume: bool = False
 RECORDS = [
     """import time
 from rlhelpers.training.config import make_config
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_folder import RunRecords
 from rlhelpers.workbook.parameters import read_parameters
 config = make_config(quick=True, **read_parameters(globals()))
 """,

@@ -5,7 +5,7 @@ import json
 import pandas as pd
 import pytest
 
-from rlhelpers.evidence.results import list_runs
+from rlhelpers.evidence.runs import list_runs
 from rlhelpers.evidence.tables import table_of_comparisons, table_of_failures, table_of_finals
 
 

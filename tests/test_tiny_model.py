@@ -7,11 +7,11 @@ import torch
 from transformers import AutoConfig
 
 from rlhelpers import paths
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Sampling
 from rlhelpers.rollouts.torch_engine import TorchEngine
 from rlhelpers.tasks import Grader, get_prompt, load_task
-from rlhelpers.training.policy import load_policy
-from rlhelpers.training.tiny_model import Recipe, build_model, checksums, make_tiny, train_tokenizer, write_problems
+from rlhelpers.tiny.model import Recipe, build_model, checksums, make_tiny, train_tokenizer, write_problems
 
 RECORD = json.loads((paths.TINY / "recipe.json").read_text(encoding="utf-8"))
 

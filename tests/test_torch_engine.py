@@ -7,9 +7,9 @@ import torch
 
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
 from rlhelpers.rollouts.torch_engine import draw_tokens, end_of_text_ids, keep_nucleus
-from rlhelpers.training.policy import load_policy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from one_step import graded, step, weights
 
 from rlhelpers.kernels import compute_group_normalized_rewards, grpo_train_step
-from rlhelpers.kernels.estimator import ESTIMATORS
+from rlhelpers.kernels.estimators import ESTIMATORS
 from rlhelpers.kernels.logprobs import get_response_log_probs, score_batch
 from rlhelpers.kernels.losses import (
     aggregate_loss_across_microbatch,

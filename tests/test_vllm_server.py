@@ -177,7 +177,7 @@ OWNER = """
 import os, sys
 from rlhelpers.rollouts import Sampling
 from rlhelpers.rollouts.vllm_inprocess import VLLMEngine
-from rlhelpers.training.policy import load_policy
+from rlhelpers.models import load_policy
 from rlhelpers.training.sampler import check_in_sync
 from rlhelpers import paths
 from pathlib import Path

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from rlhelpers.kernels import vocabulary
-from rlhelpers.kernels.vocabulary import log_probs_and_entropy
+from rlhelpers.kernels import fused_logprobs as vocabulary
+from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -9,7 +9,7 @@ import pytest
 
 from rlhelpers import cli, paths
 from rlhelpers.workbook import writeup
-from rlhelpers.workbook.exercises import write_exercises
+from rlhelpers.workbook.edition import write_exercises
 
 NOTEBOOKS = sorted(path.name for path in (paths.ROOT / "notebooks").glob("*.ipynb") if path.name != writeup.NOTEBOOK)
 EMPTY = nbformat.writes(nbformat.v4.new_notebook())

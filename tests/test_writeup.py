@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from rlhelpers import cli, paths
-from rlhelpers.evidence.results import list_runs
+from rlhelpers.evidence.runs import list_runs
 from rlhelpers.workbook import writeup
 
 
@@ -111,7 +111,7 @@ def test_the_links_of_the_page_lead_to_the_chapters(exported):
 
 def test_its_numbers_are_those_of_the_committed_runs(exported):
     """The scores of GRPO's seeds, computed once more from the files; and the number of them."""
-    from rlhelpers.evidence.results import comparable
+    from rlhelpers.evidence.runs import comparable
     from rlhelpers.training.config import make_config
 
     runs = comparable(list_runs("04_grpo", committed_only=True), make_config().model_dump(mode="json"), [])

@@ -8,15 +8,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from rlhelpers import cli
-from rlhelpers.atomic import NotWrittenError
-from rlhelpers.evidence.benchmark_report import read_report, read_rows
+from rlhelpers.benchmarks import ask as zero_shot
+from rlhelpers.benchmarks.ask import QUERY_ANSWER, Frame, answer, evaluate_benchmark, save
+from rlhelpers.benchmarks.report import read_report, read_rows
+from rlhelpers.benchmarks.tasks import BENCHMARKS
+from rlhelpers.files import NotWrittenError
 from rlhelpers.kernels.tokens import beginning
 from rlhelpers.rollouts import Completion, Rollout
-from rlhelpers.tasks.benchmarks import BENCHMARKS
-from rlhelpers.tasks.frames import QUERY_ANSWER, Frame
-from rlhelpers.training import zero_shot
 from rlhelpers.training.config import make_config
-from rlhelpers.training.zero_shot import answer, evaluate_benchmark, save
 
 DATA = Path(__file__).with_name("data")
 FILES = {
@@ -171,6 +170,6 @@ def test_the_command(roots, capsys, one_thread):
     ],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(arguments, message, roots, capsys, monkeypatch):
-    monkeypatch.setattr("rlhelpers.training.zero_shot.load_policy", None)
+    monkeypatch.setattr("rlhelpers.benchmarks.ask.load_policy", None)
     assert cli.main(["evaluate", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"rlhelpers: {message}") and not roots[0].exists()

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.logprobs import engine_mismatch, get_response_log_probs
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
 from rlhelpers.kernels.train_step import TokenIds
+from rlhelpers.models import eval_mode
 from rlhelpers.rollouts import Rollout, Sampling
 from rlhelpers.training.sampler import LIMITS
 

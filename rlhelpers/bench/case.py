@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.kernels.train_step import TokenIds
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Rollout, Sampling
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training.config import RunConfig, make_config
 from rlhelpers.training.evaluation import flatten
 from rlhelpers.training.loop import derive_seed, draw_batch
-from rlhelpers.training.policy import load_policy
 from rlhelpers.training.scores import token_ids
 
 LARGEST_DIFFERENCE = 1e-4

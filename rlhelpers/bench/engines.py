@@ -18,11 +18,11 @@ from rlhelpers import paths
 from rlhelpers.bench.agreement import Agreement, agreement, refuse_unless_done, refuse_unless_same
 from rlhelpers.bench.conditions import conditions
 from rlhelpers.bench.rounds import Clock, Spread, in_turns
+from rlhelpers.models import load_policy
 from rlhelpers.rollouts import RolloutEngine, Sampling
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import draw_batch
-from rlhelpers.training.policy import load_policy
 from rlhelpers.training.sampler import make_engine
 
 ENGINES = ("torch", "vllm", "vllm-server")  # the first that is measured is what the others are compared with

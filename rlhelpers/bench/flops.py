@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from transformers import PreTrainedModel
 
-from rlhelpers.caches import cache_argument
-from rlhelpers.workbook.memory import Architecture
+from rlhelpers.doctor.memory import Architecture
+from rlhelpers.models import cache_argument
 
 MULTIPLICATIONS = 20
 ROUNDS = 5

@@ -16,12 +16,11 @@ from rlhelpers.bench.flops import matrix_rate, reading, synchronize, training_fl
 from rlhelpers.bench.made_up import MadeUpBatch, make_batch
 from rlhelpers.bench.rounds import Clock, compare_seconds, in_turns
 from rlhelpers.bench.variants import GradientKeeper, Variant, compile_parts, difference, ladder
-from rlhelpers.caches import can_share
+from rlhelpers.doctor.fit import TIGHT
+from rlhelpers.doctor.machine import OLMO_1B
+from rlhelpers.doctor.memory import Architecture, activation_bytes, logit_bytes
+from rlhelpers.models import can_share, choose_device, make_optimizer
 from rlhelpers.training.config import make_config
-from rlhelpers.training.policy import choose_device, make_optimizer
-from rlhelpers.workbook.fit import TIGHT
-from rlhelpers.workbook.machine import OLMO_1B
-from rlhelpers.workbook.memory import Architecture, activation_bytes, logit_bytes
 
 ROUNDS = 3
 # |g - g'| / |g'| of the gradient g of a variant and g' of the plain step; and of the loss, in nats per token.

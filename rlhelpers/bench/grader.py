@@ -17,12 +17,14 @@ from math_verify import parse, verify
 from rlhelpers.bench.conditions import conditions
 from rlhelpers.bench.rounds import Clock, Spread, in_turns
 from rlhelpers.evidence.responses import read_responses
-from rlhelpers.tasks import algebra, judging, quantity
-from rlhelpers.tasks.corpus import FAITHFUL_ENDINGS, LOOSE_ENDINGS, closing
+from rlhelpers.tasks import algebra
+from rlhelpers.tasks import answers as quantity
+from rlhelpers.tasks import grading as judging
 from rlhelpers.tasks.grading import Grade, grade
 from rlhelpers.tasks.prompts import get_prompt
-from rlhelpers.tasks.stories import draw_problems
-from rlhelpers.training.provenance import installed_versions
+from rlhelpers.tiny.corpus import FAITHFUL_ENDINGS, LOOSE_ENDINGS, closing
+from rlhelpers.tiny.problems import draw_problems
+from rlhelpers.training.run_folder import installed_versions
 
 ROUNDS = 5
 OURS, MATH_VERIFY, COURSE, IN_THE_FILE = "rlhelpers", "math-verify", "course", "in the file"

@@ -14,11 +14,10 @@ from rlhelpers.bench.conditions import conditions
 from rlhelpers.bench.made_up import MadeUpBatch, make_batch, train
 from rlhelpers.bench.memory import PeakMemory, in_own_process
 from rlhelpers.bench.rounds import Clock, Spread, in_turns
-from rlhelpers.caches import can_share
+from rlhelpers.models import can_share, load_policy, make_optimizer
 from rlhelpers.rollouts import Rollout, Sampling, TorchEngine
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import make_config
-from rlhelpers.training.policy import load_policy, make_optimizer
 
 ROUNDS = 3
 PROMPT_TOKENS = 128  # those of the tiny task have about as many

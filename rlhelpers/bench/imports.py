@@ -19,7 +19,7 @@ MODULES = (
     "rlhelpers.kernels",
     "rlhelpers.rollouts",
     "rlhelpers.training.loop",
-    "rlhelpers.workbook.checks",
+    "rlhelpers.exercises",
     "rlhelpers.evidence.figures",
 )
 PROGRAMS = (

@@ -15,8 +15,8 @@ from torch.nn.functional import linear
 from rlhelpers.bench.conditions import conditions
 from rlhelpers.bench.memory import PeakMemory, in_own_process
 from rlhelpers.bench.rounds import Clock, Spread, compare_seconds, in_turns
+from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
 from rlhelpers.kernels.logprobs import of_logits
-from rlhelpers.kernels.vocabulary import log_probs_and_entropy
 
 ROUNDS = 2
 TOKENS = 8 * 512

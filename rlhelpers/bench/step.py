@@ -15,8 +15,8 @@ from rlhelpers.bench.flops import reading
 from rlhelpers.bench.memory import PeakMemory, in_own_process
 from rlhelpers.bench.rounds import Clock, compare_seconds, in_turns
 from rlhelpers.bench.textbook import textbook_step
-from rlhelpers.caches import can_share
 from rlhelpers.kernels import grpo_train_step
+from rlhelpers.models import can_share
 from rlhelpers.rollouts import TorchEngine
 from rlhelpers.training.config import RunConfig
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
 from rlhelpers.kernels.train_step import TokenIds
+from rlhelpers.models import eval_mode
 from rlhelpers.rollouts import Completion, Rollout, Sampling
 from rlhelpers.rollouts.engine import encode_prompts, end_of_text_ids
 

@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from rlhelpers.bench.flops import Read, microbatches
 from rlhelpers.bench.made_up import MadeUpBatch, train
+from rlhelpers.doctor.memory import Architecture, activation_bytes, checkpointed_bytes, logit_bytes, step_bytes
 from rlhelpers.kernels import logprobs
 from rlhelpers.kernels.advantages import group_mean
-from rlhelpers.workbook.memory import Architecture, activation_bytes, checkpointed_bytes, logit_bytes, step_bytes
 
 BACKEND = "inductor"
 

@@ -16,7 +16,7 @@ from rlhelpers.bench.conditions import conditions
 from rlhelpers.bench.memory import PeakMemory, in_own_process
 from rlhelpers.bench.rounds import Clock, compare_seconds, in_turns
 from rlhelpers.bench.textbook import GenerateEngine
-from rlhelpers.caches import can_share
+from rlhelpers.models import can_share
 from rlhelpers.rollouts import TorchEngine
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.loop import Run

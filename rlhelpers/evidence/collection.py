@@ -9,7 +9,7 @@ import pandas as pd
 
 from rlhelpers import paths
 from rlhelpers.evidence.failures import read_signs
-from rlhelpers.evidence.results import complete_runs, list_runs
+from rlhelpers.evidence.runs import complete_runs, list_runs
 
 KEPT = ("config.yaml", "metrics.jsonl", "run.json")  # no responses and no weights
 TABLE = "runs.csv"

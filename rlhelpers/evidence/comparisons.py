@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from rlhelpers.checks import check_one_of, check_same_length, check_texts, check_whole
 from rlhelpers.evidence.failures import FAILURES, Signs, read_all_signs
 from rlhelpers.evidence.figures import COLOURS, METRICS, house_style, not_measured, step_axis
-from rlhelpers.evidence.intervals import counted, t_interval
-from rlhelpers.evidence.results import read_curves
-from rlhelpers.evidence.statistics import final_scores
+from rlhelpers.evidence.runs import read_curves
+from rlhelpers.evidence.statistics import counted, final_scores, t_interval
 
 LINES = ("-", "--", "-.", ":")  # more than COLOURS' methods: the same colours with other dashes
 MARKERS = {"collapsed": "x", "diverged": "*"}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from rlhelpers.evidence.checks import check_runs
+from rlhelpers.evidence.runs import check_runs
 from rlhelpers.evidence.statistics import final_score
 
 LOW = 0.5  # of the best validation of the run: a final reward below it is lost

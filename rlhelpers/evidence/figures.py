@@ -14,11 +14,10 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from rlhelpers import paths
-from rlhelpers.atomic import whole_file
 from rlhelpers.checks import check_kind, check_text, check_whole, refused
-from rlhelpers.evidence.checks import check_table
-from rlhelpers.tasks.grading import REASONS
-from rlhelpers.tasks.judging import RIGHT
+from rlhelpers.evidence.runs import check_table
+from rlhelpers.files import whole_file
+from rlhelpers.tasks.grading import REASONS, RIGHT
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color), which survives the common forms of colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")

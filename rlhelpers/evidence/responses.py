@@ -7,12 +7,10 @@ from typing import Any
 import pandas as pd
 
 from rlhelpers.checks import check_kind, check_texts, check_whole
-from rlhelpers.evidence.checks import check_table
-from rlhelpers.tasks.data_files import read_objects
-from rlhelpers.tasks.grading import Grader, Judge
-from rlhelpers.tasks.judging import judge_answer, read_truth
+from rlhelpers.evidence.runs import check_table
+from rlhelpers.tasks.datasets import read_objects
+from rlhelpers.tasks.grading import Grader, Judge, judge_answer, probably_right, read_truth
 from rlhelpers.tasks.prompts import PROMPTS, get_prompt
-from rlhelpers.tasks.second_opinion import probably_right
 
 REQUIRED = {
     "prompt": f"the prompt's name: {', '.join(PROMPTS)}",

@@ -6,9 +6,8 @@ import pandas as pd
 
 from rlhelpers.checks import check_list, refused
 from rlhelpers.evidence.failures import FAILURES, read_all_signs
-from rlhelpers.evidence.intervals import t_interval
-from rlhelpers.evidence.results import read_curves
-from rlhelpers.evidence.statistics import ERROR, final_scores, holm, paired_difference, paired_p, verdict
+from rlhelpers.evidence.runs import read_curves
+from rlhelpers.evidence.statistics import ERROR, final_scores, holm, paired_difference, paired_p, t_interval, verdict
 
 
 def table_of_finals(runs: pd.DataFrame, by: str) -> pd.DataFrame:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlhelpers.caches import can_share, head_is_linear
 from rlhelpers.checks import check_callable, check_flag, check_positive, check_whole
-from rlhelpers.eval_mode import checkpointing_in_eval_mode, eval_mode
 from rlhelpers.kernels.checks import (
     check_integers,
     check_readable,
@@ -18,8 +16,9 @@ from rlhelpers.kernels.checks import (
     check_token_ids,
     is_language_model,
 )
-from rlhelpers.kernels.shared_prompts import response_states
-from rlhelpers.kernels.vocabulary import log_probs_and_entropy
+from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
+from rlhelpers.kernels.prefix_sharing import response_states
+from rlhelpers.models import can_share, checkpointing_in_eval_mode, eval_mode, head_is_linear
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel

@@ -22,7 +22,6 @@ from rlhelpers.checks import (
     is_number,
     refused,
 )
-from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.advantages import (
     Baseline,
     compute_group_normalized_rewards,
@@ -44,6 +43,7 @@ from rlhelpers.kernels.losses import (
 from rlhelpers.kernels.microbatches import in_smaller_ones, pack_rows, row_lengths, select_rows
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id
 from rlhelpers.kernels.update import clip_and_step
+from rlhelpers.models import eval_mode
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

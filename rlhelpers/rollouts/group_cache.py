@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rlhelpers.caches import cache_argument, common_beginning
+from rlhelpers.models import cache_argument, common_beginning
 
 
 class GroupCache:

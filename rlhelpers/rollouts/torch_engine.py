@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlhelpers.caches import cache_argument, can_share
 from rlhelpers.checks import check_has, check_kind, check_whole
-from rlhelpers.eval_mode import eval_mode
+from rlhelpers.models import cache_argument, can_share, eval_mode
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from rlhelpers import paths
-from rlhelpers.rollouts.bounded import bounded
 from rlhelpers.rollouts.engine import EngineDeadError, Rollout, Sampling, encode_prompts, end_of_text_ids
-from rlhelpers.rollouts.server_process import output_to
+from rlhelpers.rollouts.processes import bounded, output_to
 from rlhelpers.rollouts.vllm_settings import (
     as_completion,
     check_temperature,

@@ -13,9 +13,8 @@ import torch
 
 from rlhelpers import paths
 from rlhelpers.checks import check_whole
-from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
-from rlhelpers.rollouts.inspection import PROBE
-from rlhelpers.rollouts.server_process import ServerProcess, free_port, output_to, wait_for_port
+from rlhelpers.rollouts.engine import PROBE, Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
+from rlhelpers.rollouts.processes import ServerProcess, free_port, output_to, wait_for_port
 from rlhelpers.rollouts.vllm_client import REQUESTS_AT_A_TIME, VLLMClient
 from rlhelpers.rollouts.vllm_settings import (
     as_flags,

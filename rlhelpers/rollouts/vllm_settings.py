@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlhelpers.hub import revision
+from rlhelpers.models import revision
 from rlhelpers.rollouts.engine import Completion, Sampling
 from rlhelpers.rollouts.vllm_plugin import owner_environment
 

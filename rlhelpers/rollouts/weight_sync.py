@@ -10,8 +10,7 @@ import torch
 from vllm.distributed.weight_transfer.base import ParamMeta, TrainerInitInfo, VLLMWeightSyncClient, WeightSource
 from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-from rlhelpers.rollouts.bounded import bounded
-from rlhelpers.rollouts.server_process import free_port
+from rlhelpers.rollouts.processes import bounded, free_port
 from rlhelpers.rollouts.vllm_inprocess import environment
 from rlhelpers.rollouts.vllm_plugin import register
 from rlhelpers.rollouts.vllm_settings import loopback_environment

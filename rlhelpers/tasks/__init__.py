@@ -2,8 +2,8 @@
 
 from rlhelpers.tasks.catalogue import load_task
 from rlhelpers.tasks.grading import Grade, Grader, grade, question_only_reward_fn, r1_zero_reward_fn
-from rlhelpers.tasks.problem import Problem, RewardFn, Task
 from rlhelpers.tasks.prompts import Prompt, get_prompt
+from rlhelpers.tasks.task import Problem, RewardFn, Task
 
 __all__ = [
     "Grade",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from rlhelpers import paths
 from rlhelpers.checks import check_whole, refused
+from rlhelpers.tasks.grading import judge_answer
 from rlhelpers.tasks.gsm8k import load_gsm8k, read_problems
 from rlhelpers.tasks.gym import check_gym, load_gym
-from rlhelpers.tasks.judging import judge_answer
-from rlhelpers.tasks.problem import Problem, Task
+from rlhelpers.tasks.task import Problem, Task
 
 ACCEPTED = "tiny, gsm8k, gym/<name>, or a folder with train.jsonl and validation.jsonl"
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from rlhelpers import paths
-from rlhelpers.atomic import write_atomically
-from rlhelpers.tasks.data_files import read_objects, text_field
-from rlhelpers.tasks.judging import read_truth
-from rlhelpers.tasks.problem import Problem
+from rlhelpers.files import write_atomically
+from rlhelpers.tasks.datasets import read_objects, text_field
+from rlhelpers.tasks.grading import read_truth
+from rlhelpers.tasks.task import Problem
 
 MARK = "####"
 # file -> (rows, sha256 of the file as openai/gsm8k publishes it, one JSON object per line)

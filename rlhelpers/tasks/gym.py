@@ -1,7 +1,7 @@
 """The data sets of reasoning-gym as tasks, each graded by its own verifier."""
 
-from rlhelpers.tasks.judging import RIGHT, UNREADABLE, WRONG
-from rlhelpers.tasks.problem import Problem, Task
+from rlhelpers.tasks.grading import RIGHT, UNREADABLE, WRONG
+from rlhelpers.tasks.task import Problem, Task
 
 TRAIN_SEED, VALIDATION_SEED = 1, 2
 # Their verifiers run the model's text as Python (`eval`, or sympy's `parse_expr`, which is eval in disguise).

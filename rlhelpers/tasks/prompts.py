@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhelpers.checks import check_one_of, check_text
-from rlhelpers.tasks.boxes import Boxes, find_boxes, find_tags
+from rlhelpers.tasks.answers import Boxes, find_boxes, find_tags
 
 TEMPLATES = Path(__file__).parent / "templates"
 SLOT = "{question}"

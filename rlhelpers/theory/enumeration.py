@@ -18,7 +18,7 @@ from rlhelpers.kernels import (
 )
 from rlhelpers.kernels.advantages import BASELINES, NORMALIZERS, check_eps, look_up
 from rlhelpers.kernels.checks import check_tensors
-from rlhelpers.kernels.estimator import Estimator
+from rlhelpers.kernels.estimators import Estimator
 from rlhelpers.theory.checks import check_doubles, check_groups, check_policies, check_probabilities, check_two
 
 MAX_CASES = 1_000_000

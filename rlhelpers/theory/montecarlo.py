@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rlhelpers.checks import check_kind, check_whole, is_number, refused
-from rlhelpers.evidence.intervals import EXACT, Interval, t_interval
+from rlhelpers.evidence.statistics import EXACT, Interval, t_interval
 from rlhelpers.theory.checks import check_probabilities
 
 # At 95% one interval in twenty misses by chance.  A notebook holds dozens to their promise at once, so it takes a level

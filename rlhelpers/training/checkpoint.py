@@ -22,9 +22,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlhelpers.atomic import whole_folder
+from rlhelpers.files import sha256, whole_folder
 from rlhelpers.rollouts import Completion, Rollout
-from rlhelpers.training.provenance import sha256
 
 KEPT = 2  # the last one, and one more should that be damaged
 WEIGHTS, STATE, FACTS, SUMS = "policy.safetensors", "state.pt", "state.json", "SHA256SUMS"

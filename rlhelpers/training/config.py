@@ -5,9 +5,10 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rlhelpers.checks import check_one_of
-from rlhelpers.kernels.estimator import ESTIMATORS
+from rlhelpers.kernels.estimators import ESTIMATORS
 from rlhelpers.tasks.prompts import PROMPTS
-from rlhelpers.training.fields import (
+from rlhelpers.training.fingerprint import fingerprint
+from rlhelpers.training.settings import (
     Betas,
     Count,
     Device,
@@ -18,10 +19,10 @@ from rlhelpers.training.fields import (
     Switch,
     Text,
     Whole,
+    checked,
+    describe,
     read_switch,
 )
-from rlhelpers.training.fingerprint import fingerprint
-from rlhelpers.training.settings import checked, describe
 
 
 class RunConfig(BaseModel):

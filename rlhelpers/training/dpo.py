@@ -13,14 +13,14 @@ from pydantic import Field
 from torch import Tensor
 
 from rlhelpers.checks import check_whole
-from rlhelpers.kernels.preferences import compute_dpo_losses, end_id, implicit_reward_accuracy
+from rlhelpers.kernels.dpo import compute_dpo_losses, end_id, implicit_reward_accuracy
 from rlhelpers.kernels.tokens import encode
-from rlhelpers.tasks.preference_pairs import PreferencePair, files_of_pairs, load_pairs
+from rlhelpers.models import load_policy
+from rlhelpers.tasks.datasets import PreferencePair, files_of_pairs, load_pairs
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.fields import Count, Real, Text
 from rlhelpers.training.offline import Lesson, OfflineConfig, alpaca_prompt, descend, learn, make_offline_config
-from rlhelpers.training.policy import load_policy
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.run_folder import RunRecords
+from rlhelpers.training.settings import Count, Real, Text
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

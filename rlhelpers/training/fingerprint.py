@@ -16,7 +16,7 @@ from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rlhelpers import paths
-from rlhelpers.training.provenance import sha256
+from rlhelpers.files import sha256
 
 if TYPE_CHECKING:
     from rlhelpers.training.config import RunConfig
@@ -51,7 +51,7 @@ def fingerprint_of(settings: dict[str, Any], files: Iterable[Path]) -> str:
 
 
 def _files(config: RunConfig) -> Iterator[Path]:
-    from rlhelpers.training import components  # which imports the configuration
+    from rlhelpers.training import own_step as components  # which imports the configuration
 
     yield from files_of(config.model, config.task)
     if config.components == "mine" and os.path.isfile(components.FILE):

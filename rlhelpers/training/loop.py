@@ -12,19 +12,19 @@ import torch
 from rlhelpers.checks import check_kind
 from rlhelpers.kernels.advantages import reward_statistics
 from rlhelpers.kernels.tokens import encode
+from rlhelpers.models import choose_device, load_policy, make_optimizer, save_policy
 from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
-from rlhelpers.training import components
-from rlhelpers.training.cautions import cautions
+from rlhelpers.training import own_step as components
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.config import RunConfig
+from rlhelpers.training.console import Log, is_due, open_log, take_steps
 from rlhelpers.training.draws import derive_seed, draw_batch
 from rlhelpers.training.evaluation import evaluate, flatten, reason_counts, rows_to_read, truncated_fraction
-from rlhelpers.training.policy import choose_device, load_policy, make_optimizer, save_policy
-from rlhelpers.training.records import RunRecords
+from rlhelpers.training.preflight import cautions
+from rlhelpers.training.run_folder import RunRecords
 from rlhelpers.training.sampler import Sampler, check_engine, make_engine
 from rlhelpers.training.scores import mismatch, score_samples
-from rlhelpers.training.steps import Log, is_due, open_log, take_steps
 from rlhelpers.training.updates import Updates
 
 

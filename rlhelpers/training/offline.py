@@ -13,22 +13,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from rlhelpers.checks import check_one_of
-from rlhelpers.eval_mode import eval_mode
 from rlhelpers.kernels.tokens import beginning
 from rlhelpers.kernels.update import clip_and_step
+from rlhelpers.models import eval_mode, save_policy
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.rollouts.engine import encode_prompts
 from rlhelpers.tasks import Grader, Prompt, load_task
-from rlhelpers.tasks.instructions import ALPACA
+from rlhelpers.tasks.datasets import ALPACA
 from rlhelpers.training.checkpoint import Checkpoint
+from rlhelpers.training.console import Log, is_due, open_log, take_steps
 from rlhelpers.training.draws import derive_seed
 from rlhelpers.training.evaluation import evaluate
-from rlhelpers.training.fields import Count, Device, Name, Real, Seed, Switch, Text
 from rlhelpers.training.fingerprint import files_of, fingerprint_of
-from rlhelpers.training.policy import save_policy
-from rlhelpers.training.records import RunRecords
-from rlhelpers.training.settings import checked, describe
-from rlhelpers.training.steps import Log, is_due, open_log, take_steps
+from rlhelpers.training.run_folder import RunRecords
+from rlhelpers.training.settings import Count, Device, Name, Real, Seed, Switch, Text, checked, describe
 from rlhelpers.training.updates import MAX_SKIPPED, diverged
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -16,7 +16,7 @@ from rlhelpers import paths
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
 from rlhelpers.rollouts import EngineDeadError, Rollout, RolloutEngine, Sampling, TorchEngine
-from rlhelpers.rollouts.inspection import PROBE, inspect_rollouts
+from rlhelpers.rollouts.engine import PROBE, inspect_rollouts
 from rlhelpers.training.config import RunConfig
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlhelpers.atomic import NotWrittenError
+from rlhelpers.files import NotWrittenError
 from rlhelpers.tasks import Grader
-from rlhelpers.training import components
+from rlhelpers.training import own_step as components
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.evaluation import Sample
 from rlhelpers.training.scores import Scores, token_ids

@@ -17,8 +17,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rlhelpers import files as strict_yaml
 from rlhelpers import paths
-from rlhelpers.evidence import strict_yaml
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError, create_model
 
-from rlhelpers.training.fields import explain, unknown_name
+from rlhelpers.training.settings import explain, unknown_name
 
 HEADING = "# Parameters"  # papermill's own first line; the notebooks' parameters cells begin with it too
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import ipywidgets as widgets
 import pandas as pd
 
-from rlhelpers.atomic import write_atomically
+from rlhelpers.files import write_atomically
 
 CHOICES = {None: "not judged", True: "right in substance", False: "wrong"}
 MARKS = {None: " ", True: "✓", False: "✗"}

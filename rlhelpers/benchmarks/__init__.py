@@ -1,0 +1,1 @@
+"""The supplement's four benchmarks: MMLU, GSM8K, AlpacaEval, SimpleSafetyTests."""

@@ -1,0 +1,1 @@
+"""Can this machine do it: what it has, what a run needs, and what to change."""

@@ -1,0 +1,168 @@
+"""Whether a run fits into a machine's memory and disks, and which settings would make it fit."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from rlhelpers.doctor.finding import Finding
+from rlhelpers.doctor.machine import Gpu, Machine
+from rlhelpers.doctor.memory import GIB, Architecture, Demand, cache_gib, predict_memory
+from rlhelpers.models import download_command
+from rlhelpers.training.config import RunConfig
+
+TIGHT = 0.9  # of what is free: above it a little fragmentation, or another program, ends the run
+CPU_PARAMETERS = 2e8  # with more of them a step on a CPU takes hours
+SMALL_CARD = Gpu("a card of 24 GB", 23.5, 23.0, (8, 9))
+CHECKPOINTS = 3 * 3  # weights and two moments; two are kept, and a third is written before the older one goes
+RESPONSE_BYTES = 8  # per token of prompt and response in a run's files: the text, and the names of the fields
+
+
+def wants_gpu(machine: Machine, config: RunConfig) -> bool:
+    """Whether the policy is to be on a GPU: there is one, one is asked for, or the model is too big for a CPU."""
+    model = machine.architecture
+    big = model is not None and model.parameters > CPU_PARAMETERS
+    return config.device.startswith("cuda") or (config.device == "auto" and (bool(machine.gpus) or big))
+
+
+def policy_index(config: RunConfig) -> int:
+    return int(config.device.partition(":")[2] or 0)
+
+
+def server_index(config: RunConfig) -> int:
+    return policy_index(config) + 1 if config.engine_gpu is None else config.engine_gpu
+
+
+def examine_memory(machine: Machine, config: RunConfig) -> Iterator[Finding]:
+    """A finding for each demand of the run, and one for vLLM's cache."""
+    model = machine.architecture
+    if model is None:
+        if machine.model_error is None:
+            yield Finding("warning", "memory", "not predicted: the model is not here", download_command(config.model))
+        return
+    on_gpu = wants_gpu(machine, config)
+    for demand in predict_memory(config, model, on_gpu, machine.prompt_tokens):
+        yield _judge(demand, machine, config)
+    if config.engine != "torch":
+        yield _cache(config, model, on_gpu, machine.prompt_tokens)
+
+
+def examine_disks(machine: Machine, config: RunConfig) -> Iterator[Finding]:
+    """Room for the run's folder, for the model's download, and for the weights on their way to vLLM on the CPU."""
+    model = machine.architecture
+    on_gpu = wants_gpu(machine, config)
+    weights = model.parameters * (2 if on_gpu else 4) / GIB if model else 0.0
+    kept = (config.num_rollout_steps // config.rollouts_every + 1) * (config.rollout_batch_size + config.n_val_examples)
+    responses = kept * (machine.prompt_tokens + config.max_tokens) * RESPONSE_BYTES / GIB
+    run = (1 + CHECKPOINTS) * weights + responses
+    yield _room("disk", "data/runs", run, machine.disk_gib, "free some, or move data/runs by a link")
+    if machine.model_from == "hub" and model:
+        size = model.parameters * 4 / GIB  # at most: many models are published in float32
+        yield _room("disk", "the model", size, machine.hub_disk_gib, "free some, or set HF_HOME to a larger disk")
+    if config.engine != "torch" and not on_gpu and machine.system == "Linux":
+        remedy = "give the container more: docker run --shm-size=8g"
+        yield _room("/dev/shm", "the weights", weights, machine.shm_gib or 0.0, remedy)
+    if config.engine == "vllm-server" and on_gpu and machine.system == "Linux":
+        # NCCL's processes talk through it; a container has 64 MB unless told otherwise.
+        yield _room("/dev/shm", "NCCL", 1.0, machine.shm_gib or 0.0, "docker run --shm-size=8g", "warning")
+
+
+def _room(name: str, what: str, need: float, free: float, remedy: str, status="problem") -> Finding:
+    found = f"{what}: about {_gib(need)} GiB needed, {_gib(free)} free"
+    return Finding("ok", name, found) if need <= free else Finding(status, name, found, remedy)
+
+
+def _gib(size: float) -> str:
+    return f"{size:.1f}" if size >= 0.1 else f"{size:.3f}"
+
+
+def _place(demand: Demand, machine: Machine, config: RunConfig) -> Gpu | float | None:
+    """The GPU, or the free GiB of RAM, that a demand is for; None where there is no such GPU."""
+    if demand.place == "RAM":
+        return machine.ram_gib
+    index = policy_index(config) if demand.place == "GPU" else server_index(config)
+    return machine.gpus[index] if index < len(machine.gpus) else None
+
+
+def _judge(demand: Demand, machine: Machine, config: RunConfig) -> Finding:
+    name = f"{demand.place}, {demand.phase}"
+    parts = ", ".join(f"{part} {size:.1f}" for part, size in demand.parts.items() if size >= 0.05)
+    place = _place(demand, machine, config)
+    if place is None:
+        found = f"would take {demand.total:.1f} GiB ({parts})"
+        return Finding("warning", name, found, _on_a_small_card(machine, config))
+    free = place.free_gib if isinstance(place, Gpu) else place
+    found = f"{demand.total:.1f} of {free:.1f} GiB free ({parts})"
+    if demand.total <= TIGHT * free:
+        return Finding("ok", name, found)
+    status = "warning" if demand.total <= free else "problem"
+    if isinstance(place, Gpu) and demand.total <= TIGHT * place.total_gib and free < TIGHT * place.total_gib:
+        return Finding(status, name, found, "end what else is on this card: nvidia-smi shows it")
+    change = settings_that_fit(machine, config)
+    if change is None:
+        return Finding(status, name, found, "no setting is enough: more memory, or a smaller model")
+    return Finding(status, name, found, f"set {_as_settings(change)}")
+
+
+def _as_settings(change: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in change.items())
+
+
+def _on_a_small_card(machine: Machine, config: RunConfig) -> str:
+    """What would make the run fit on the smallest card that the workbook is made for."""
+    imagined = replace(machine, gpus=(SMALL_CARD,) * (1 + max(policy_index(config), server_index(config))))
+    change = settings_that_fit(imagined, config)
+    if change is None:
+        return "use a card with more than 24 GB"
+    return "a card of 24 GB is enough" + (f" with {_as_settings(change)}" if change else "")
+
+
+def settings_that_fit(machine: Machine, config: RunConfig) -> dict[str, Any] | None:
+    """The smallest change of settings with which every demand on a place that exists is met; None: there is none."""
+
+    def fits(demand: Demand, changed: RunConfig) -> bool:
+        place = _place(demand, machine, changed)
+        free = place.free_gib if isinstance(place, Gpu) else place
+        return free is None or demand.total <= TIGHT * free
+
+    on_gpu = wants_gpu(machine, config)
+    for change in _changes(config, machine, on_gpu):
+        changed = config.model_copy(update=change)
+        demands = predict_memory(changed, machine.architecture, on_gpu, machine.prompt_tokens)
+        if all(fits(demand, changed) for demand in demands):
+            return change
+    return None
+
+
+def _changes(config: RunConfig, machine: Machine, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    """From what costs least time to what costs most: sleep, smaller microbatches, gradient checkpointing, a smaller
+    cache, another engine.  None changes what is learned, but for rounding."""
+    batch, model = config.train_batch_size, machine.architecture
+    microbatches = [{}] + [
+        {"gradient_accumulation_steps": steps}
+        for steps in range(config.gradient_accumulation_steps + 1, batch + 1)
+        if batch % steps == 0
+    ]
+    checkpointing = [{}]
+    if config.components == "package" and not config.gradient_checkpointing:
+        checkpointing.append({"gradient_checkpointing": True})
+    deeper = range(config.sleep_level + 1, 3) if config.engine == "vllm" and on_gpu else ()
+    sleep = [{}] + [{"sleep_level": level} for level in deeper]
+    least = _longest_response(model, config, on_gpu, machine.prompt_tokens)
+    smaller = [{"kv_cache_gib": config.kv_cache_gib / cut} for cut in (2, 4, 8) if config.kv_cache_gib / cut >= least]
+    engines = [{}, *smaller] if config.engine != "torch" else [{}]
+    if config.engine == "torch" and on_gpu:
+        engines.append({"engine": "vllm", "kv_cache_gib": math.ceil(4 * least), "sleep_level": 1})
+    yield from (e | s | m | c for e in engines for c in checkpointing for m in microbatches for s in sleep)
+
+
+def _longest_response(model: Architecture, config: RunConfig, on_gpu: bool, prompt_tokens: int) -> float:
+    return cache_gib(model, 1, min(prompt_tokens + config.max_tokens, model.context), 2 if on_gpu else 4)
+
+
+def _cache(config: RunConfig, model: Architecture, on_gpu: bool, prompt_tokens: int) -> Finding:
+    least = _longest_response(model, config, on_gpu, prompt_tokens)
+    found = f"kv_cache_gib={config.kv_cache_gib} holds {int(config.kv_cache_gib / least)} of the longest responses"
+    if config.kv_cache_gib >= least:
+        return Finding("ok", "vLLM's cache", found)
+    return Finding("problem", "vLLM's cache", found, f"set kv_cache_gib={math.ceil(10 * least) / 10}")

@@ -1,0 +1,188 @@
+"""Exercises of notebook 03: from texts to tensors, and from tensors to log-probabilities."""
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor
+
+from rlhelpers import kernels, paths
+from rlhelpers.exercises.exercise import Exercise, Property
+
+
+@functools.cache
+def tiny_tokenizer():
+    from transformers import AutoTokenizer  # here, because transformers takes seconds to import
+
+    return AutoTokenizer.from_pretrained(str(paths.TINY))
+
+
+@functools.cache
+def adding_tokenizer():
+    """The same, but that it puts the end-of-text token before every text unless it is told not to."""
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    first = tokenizer.eos_token
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=f"{first} $A", special_tokens=[(first, tokenizer.eos_token_id)]
+    )
+    return tokenizer
+
+
+def _texts(*pairs: tuple[str, str], tokenizer=None) -> dict:
+    prompts, outputs = zip(*pairs, strict=True)
+    return {"prompt_strs": list(prompts), "output_strs": list(outputs), "tokenizer": tokenizer or tiny_tokenizer()}
+
+
+def _one_row() -> Iterator[dict]:
+    yield _texts(("2+2=", "4"))
+    yield _texts(("User: 2+2", " 4 </answer>"))
+
+
+def _several_rows() -> Iterator[dict]:
+    yield _texts(("1", "2"), ("1+1", "2"))
+    yield _texts(("1+1=", "2"), ("2", "2 = 2"), ("What is 12?", " 12"))
+
+
+def _borders() -> Iterator[dict]:
+    yield _texts(("apple", "s"))
+    yield _texts(("The ans", "wer"), ("2+2=", "4"))
+
+
+def _special_tokens() -> Iterator[dict]:
+    yield _texts(("2+2=", "4"), tokenizer=adding_tokenizer())
+
+
+def _tokens_without_padding(function: Callable, inputs: dict) -> dict[str, Tensor]:
+    """What stands at padded positions of the ids is free, so it is set to 0."""
+    got = function(**inputs)
+    encode = functools.partial(inputs["tokenizer"].encode, add_special_tokens=False)
+    pairs = zip(inputs["prompt_strs"], inputs["output_strs"], strict=True)
+    lengths = [len(encode(p)) + len(encode(o)) for p, o in pairs]
+    position = torch.arange(max(lengths) - 1)
+    last = torch.tensor(lengths)[:, None] - 1
+    free = {"input_ids": position > last, "labels": position >= last}
+    same_shape = got["input_ids"].shape == got["labels"].shape == (len(lengths), len(position))
+    return got | ({k: got[k].masked_fill(where, 0) for k, where in free.items()} if same_shape else {})
+
+
+def _mask_of_inputs(prompt_strs, output_strs, tokenizer):
+    tensors = kernels.tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer)
+    mask = tensors["response_mask"]
+    earlier = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    return tensors | {"response_mask": earlier}
+
+
+def _encoded_together(prompt_strs, output_strs, tokenizer):
+    joined = [p + o for p, o in zip(prompt_strs, output_strs, strict=True)]
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    lengths = [len(encode(p)) for p in prompt_strs]
+    ids = [encode(text) for text in joined]
+    cut = [(row[:n], row[n:]) for row, n in zip(ids, lengths, strict=True)]
+    return kernels.tokens.pad_prompts_and_outputs([p for p, _ in cut], [o for _, o in cut], 0)
+
+
+def _with_special_tokens(prompt_strs, output_strs, tokenizer):
+    prompts, outputs = [tokenizer.encode(p) for p in prompt_strs], [tokenizer.encode(o) for o in output_strs]
+    return kernels.tokens.pad_prompts_and_outputs(prompts, outputs, 0)
+
+
+def _padding_is_response(prompt_strs, output_strs, tokenizer):
+    tensors = kernels.tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer)
+    seen = tensors["response_mask"].long().cumsum(dim=1) > 0
+    return tensors | {"response_mask": seen}
+
+
+tokenize_prompt_and_output = Exercise(
+    "tokenize_prompt_and_output",
+    kernels.tokenize_prompt_and_output,
+    (
+        Property("labels are the inputs one token later, and the mask marks the labels of the output", _one_row),
+        Property("short rows are filled up on the right, and padding is never response", _several_rows),
+        Property("prompt and output are encoded apart", _borders),
+        Property("no special token is added", _special_tokens),
+    ),
+    {
+        "a mask aligned with input_ids instead of labels": _mask_of_inputs,
+        "encoding prompt and output as one text": _encoded_together,
+        "special tokens before prompt and output": _with_special_tokens,
+        "marking all that follows the prompt, padding included": _padding_is_response,
+    },
+    _tokens_without_padding,
+)
+
+
+@functools.cache
+def small_policy():
+    """About 30 000 random weights, always the same ones."""
+    from transformers import Olmo2Config, Olmo2ForCausalLM
+
+    config = Olmo2Config(
+        vocab_size=len(tiny_tokenizer()),
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=128,
+        initializer_range=0.5,
+        pad_token_id=tiny_tokenizer().pad_token_id,
+        eos_token_id=tiny_tokenizer().eos_token_id,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Olmo2ForCausalLM(config).eval()
+
+
+def _scored(entropy: bool, temperature: float = 1.0) -> Iterator[dict]:
+    for rows, length in ((1, 1), (1, 3), (2, 5)):
+        ids = torch.arange(rows * (length + 1)).reshape(rows, length + 1) * 7 % 800
+        yield {
+            "model": small_policy(),
+            "input_ids": ids[:, :-1],
+            "labels": ids[:, 1:],
+            "return_token_entropy": entropy,
+            "temperature": temperature,
+        }
+
+
+def _scores_and_gradient(function: Callable, inputs: dict) -> dict[str, Tensor]:
+    got = function(**inputs)
+    (gradient,) = torch.autograd.grad(got["log_probs"].sum(), inputs["model"].lm_head.weight, retain_graph=True)
+    return got | {"gradient's norm": gradient.norm()}
+
+
+def _scores_of_inputs(model, input_ids, labels, return_token_entropy=False, temperature=1.0):
+    return kernels.get_response_log_probs(model, input_ids, input_ids, return_token_entropy, temperature=temperature)
+
+
+def _entropy_in_bits(model, input_ids, labels, return_token_entropy=False, temperature=1.0):
+    got = kernels.get_response_log_probs(model, input_ids, labels, True, temperature=temperature)
+    return got | {"token_entropy": got["token_entropy"] / torch.log(torch.tensor(2.0))}
+
+
+def _without_temperature(model, input_ids, labels, return_token_entropy=False, temperature=1.0):
+    return kernels.get_response_log_probs(model, input_ids, labels, return_token_entropy)
+
+
+def _unnormalised(model, input_ids, labels, return_token_entropy=False, temperature=1.0):
+    logits = model(input_ids).logits
+    return {"log_probs": logits.gather(-1, labels[..., None]).squeeze(-1), "token_entropy": logits.sum(-1)}
+
+
+get_response_log_probs = Exercise(
+    "get_response_log_probs",
+    kernels.get_response_log_probs,
+    (
+        Property("log pi_theta(label | what stands before it), with its gradient", functools.partial(_scored, False)),
+        Property("the entropy of each next-token distribution, in nats", functools.partial(_scored, True)),
+        Property("temperature divides the logits", functools.partial(_scored, True, 2.0)),
+    ),
+    {
+        "scoring input_ids, the token that was just read, instead of the label": _scores_of_inputs,
+        "an entropy in bits": _entropy_in_bits,
+        "ignoring the temperature": _without_temperature,
+        "taking the logit for the log-probability": _unnormalised,
+    },
+    _scores_and_gradient,
+)

@@ -1,0 +1,1 @@
+"""Many runs: grids of parameters, what is there already, and the processes that run the rest."""

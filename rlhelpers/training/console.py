@@ -1,0 +1,170 @@
+"""What a person sees while a run works: a bar where it can move, else one line per step.
+
+An optional dashboard beside the records: wandb or trackio.  It never stops a run.
+
+The steps of a run of any kind, one after the other: shown, logged, tracked, and kept in checkpoints."""
+
+import importlib
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from rlhelpers.training.checkpoint import Checkpoint
+from rlhelpers.training.config import RunConfig
+from rlhelpers.training.run_folder import RunRecords, terminated_in_order
+
+
+class Progress:
+    """A context manager around `steps` steps, of which `done` were done before."""
+
+    def __init__(self, steps: int, done: int = 0):
+        self.steps = steps
+        self._bar = tqdm(total=steps, initial=done, unit="step") if bar_can_move() else None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, metrics: dict[str, Any]) -> None:
+        """After a step (step 0: the validation before training)."""
+        text = _summary(metrics)
+        if self._bar is None:
+            print(f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {text}", flush=True)
+        else:
+            self._bar.set_postfix_str(text)
+            self._bar.update(min(1, metrics["step"]))
+
+    def say(self, text: str) -> None:
+        """A line of its own, which a bar does not tear."""
+        if self._bar is None:
+            print(text, flush=True)
+        else:
+            tqdm.write(text)
+
+
+def bar_can_move() -> bool:
+    """In a terminal, and in a notebook that a person has open; not under papermill, nbconvert or a pipe.
+
+    Jupyter's server names the notebook of each kernel that it starts; tools that only execute a notebook do not.
+    """
+    in_kernel = "ipykernel" in sys.modules and hasattr(sys.stdout, "pub_thread")
+    return "JPY_SESSION_NAME" in os.environ if in_kernel else sys.stderr.isatty()
+
+
+def _summary(metrics: dict[str, Any]) -> str:
+    shown = {
+        "reward": metrics.get("reward"),
+        "format": metrics.get("format_reward"),
+        "length": metrics.get("response_length"),
+        "val_reward": metrics.get("val_reward"),
+        "seconds": metrics.get("seconds"),
+    }
+    digits = {"length": 1, "seconds": 1}
+    return "  ".join(f"{k} {v:.{digits.get(k, 3)}f}" for k, v in shown.items() if v is not None)
+
+
+class Tracker:
+    """Both libraries share `init`, `log` and `finish`.  Whatever goes wrong is said once, and then it is silent.
+
+    A run that goes on has the same `run_id` as before, and steps up to `tracked` are not logged a second time.  A step
+    that was on its way there when the process was killed may be missing for ever.
+    """
+
+    def __init__(self, config: RunConfig, run_id: str | None = None, tracked: int = -1):
+        self._library, self._tracked = None, tracked
+        if config.tracker is not None:
+            self._library = self._try("import", lambda: importlib.import_module(config.tracker))
+            name = f"{config.variant}/seed={config.seed}"
+            settings = config.model_dump(mode="json")
+            # wandb knows a run by its id, trackio by its name.
+            known = {"id": run_id} if config.tracker == "wandb" and run_id else {}
+            known |= {"resume": "allow"} if tracked >= 0 else {}
+            self._call("init", project=f"rlhelpers-{config.experiment}", name=name, config=settings, **known)
+
+    def log(self, metrics: dict[str, Any]) -> None:
+        known = {name: value for name, value in metrics.items() if value is not None}
+        if metrics["step"] > self._tracked:
+            self._call("log", known, step=metrics["step"])
+
+    def close(self) -> None:
+        self._call("finish")
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> None:
+        if self._library is not None:
+            self._try(name, lambda: getattr(self._library, name)(*args, **kwargs))
+
+    def _try(self, what: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except (Exception, SystemExit) as error:
+            warnings.warn(f"tracker: {what} failed and is off from now on ({error!r})", stacklevel=3)
+            self._library = None
+
+
+@dataclass(frozen=True)
+class Log:
+    """Where a run that is at work says what it does: its folder, its reader, and a dashboard."""
+
+    records: RunRecords
+    progress: Progress
+    tracker: Tracker
+
+    def remark(self, text: str) -> None:
+        """Something that a reader of the results must know."""
+        self.records.remark(text)
+        self.progress.say(text)
+
+    def say_goes_on(self, checkpoint: Checkpoint) -> None:
+        self.progress.say(f"Goes on after step {checkpoint.step} of {self.progress.steps}, from its checkpoint.")
+
+    def add(self, metrics: dict[str, Any]) -> None:
+        """The metrics of one step."""
+        self.records.log(metrics)
+        self.tracker.log(metrics)
+        self.progress.show(metrics)
+
+
+@contextmanager
+def open_log(records: RunRecords, steps: int) -> Iterator[Log]:
+    """The run's folder is open inside; it says "complete" behind the block, or "failed", and "killed" after SIGTERM."""
+    with terminated_in_order(), records, Progress(steps, records.step) as progress:
+        tracker = Tracker(records.config, records.about["id"], records.tracked)
+        for text in records.news:
+            progress.say(text)
+        try:
+            yield Log(records, progress, tracker)
+        finally:
+            tracker.close()
+
+
+def take_steps(
+    log: Log,
+    steps: range,
+    step: Callable[[int], dict[str, Any]],
+    stop_if_diverged: Callable[[], None],
+    take_checkpoint: Callable[[int], Checkpoint],
+) -> None:
+    """Step 0 is what is done before the first update.  `step` gives a step's metrics; when they are in the log,
+    `stop_if_diverged` may raise."""
+    for number in steps:
+        started = time.perf_counter()
+        metrics = {"step": number} | step(number)
+        log.add(metrics | {"seconds": time.perf_counter() - started})
+        stop_if_diverged()
+        if number > 0 and is_due(number, log.records.config.checkpoint_every, steps[-1]):
+            log.records.keep(take_checkpoint(number))
+
+
+def is_due(step: int, every: int, last: int) -> bool:
+    """Every so many steps, and after the last one."""
+    return step % every == 0 or step == last
