@@ -98,7 +98,8 @@ def tiny_gpt2():
 def naive_token_losses():
     """The per-token losses of one response, its tokens one after the other, as the handout writes them."""
 
-    def losses(method: str, advantage: float, new: list, old: list, eps: float | None) -> list:
+    def losses(method: str, advantage: float, new: list, old: list, eps: float | tuple | None) -> list:
+        low, high = eps if isinstance(eps, tuple) else (eps, eps)
         if method == "none":
             return [-advantage * n for n in new]
         log_ratios = [n - o for n, o in zip(new, old, strict=True)]
@@ -108,8 +109,8 @@ def naive_token_losses():
         if method == "noclip":
             return [-advantage * r for r in ratios]
         if method == "cispo":
-            return [-advantage * min(r.item(), 1 + eps) * n for r, n in zip(ratios, new, strict=True)]
-        return [-min(advantage * r, advantage * min(max(r, 1 - eps), 1 + eps)) for r in ratios]
+            return [-advantage * min(r.item(), 1 + high) * n for r, n in zip(ratios, new, strict=True)]
+        return [-min(advantage * r, advantage * min(max(r, 1 - low), 1 + high)) for r in ratios]
 
     return losses
 

@@ -107,6 +107,75 @@ def test_functions_of_ones_own():
     assert advantages.tolist() == [0.75, -0.75, 0.0, -0.5, -0.5, 1.0]
 
 
+def their_leave_one_out(rewards):
+    """A reader's own, (groups, G) -> (groups, G)."""
+    return (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
+
+
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", their_leave_one_out])
+@pytest.mark.parametrize("normalizer", ["std", "mean", "none"])
+@given(reward=st.floats(2**-10, 10, width=32), group_size=st.integers(2, 20))
+@settings(deadline=None, max_examples=25)
+def test_a_baseline_that_equals_the_rewards_gives_exactly_zero(baseline, normalizer, reward, group_size):
+    rewards = torch.full((group_size,), reward)
+    advantages, _ = compute_group_normalized_rewards(rewards, group_size, baseline, 1e-6, normalizer)
+    assert not advantages.any()
+
+
+def test_leave_one_out_of_rewards_whose_rest_has_another_last_bit():
+    rewards = torch.full((4,), 0.9)
+    assert (their_leave_one_out(rewards[None]) != rewards).any()  # the trap: 6e-8, which a std of 0 makes 0.0596
+    advantages, _ = compute_group_normalized_rewards(rewards, 4, their_leave_one_out, 1e-6, "std")
+    assert advantages.tolist() == [0.0] * 4
+
+
+def test_equal_rewards_far_from_their_baseline_keep_their_advantage():
+    advantages, _ = compute_group_normalized_rewards(torch.full((4,), 0.9), 4, "none", advantage_normalizer="none")
+    assert advantages.tolist() == pytest.approx([0.9] * 4)
+
+
+@given(batch=batches())
+@settings(deadline=None, max_examples=25)
+def test_leave_one_out_against_loops(batch):
+    group_size, rewards = batch
+    advantages, _ = compute_group_normalized_rewards(
+        torch.tensor(rewards, dtype=torch.float64), group_size, "leave_one_out", 0.0, "none"
+    )
+    expected = []
+    for start in range(0, len(rewards), group_size):
+        group = rewards[start : start + group_size]
+        expected += [r - statistics.fmean(group[:i] + group[i + 1 :]) for i, r in enumerate(group)]
+    torch.testing.assert_close(advantages, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "row", "message"),
+    [
+        ([1, 0, 0, 0, -1, -1, -1, 1], ("mean", "mean"), r"-0.5 for group 1 with the rewards \[-1.0, -1.0, -1.0, 1.0\]"),
+        ([1, 0, 0, 0, -2, 2, 2, -2], ("mean", "mean"), "0 for group 1 with the rewards"),
+        ([1, 0, 0, 0, -1, -1, -1, -1], ("none", "mean"), "-1 for group 1 with the rewards"),
+        ([0, 1, 1, 0], ("mean", lambda rewards: rewards[:, :1] - 1), "-1 for group 0 with the rewards"),
+    ],
+)
+def test_a_normalizer_that_would_turn_advantages_is_refused(rewards, row, message):
+    baseline, normalizer = row
+    with pytest.raises(ValueError, match=f"advantage_normalizer: it is {message}"):
+        compute_group_normalized_rewards(torch.tensor(rewards), 4, baseline, advantage_normalizer=normalizer)
+
+
+@pytest.mark.parametrize("rewards", [[0.0] * 4, [-1.0] * 4])
+def test_the_mean_normalizer_takes_groups_of_equal_rewards(rewards):
+    advantages, _ = compute_group_normalized_rewards(torch.tensor(rewards), 4, "mean", advantage_normalizer="mean")
+    assert advantages.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("row", [("mean", "none"), ("leave_one_out", "none"), (their_leave_one_out, "none")])
+def test_a_group_of_one_has_no_baseline_of_its_own(row):
+    baseline, normalizer = row
+    with pytest.raises(ValueError, match="group_size: got 1"):
+        compute_group_normalized_rewards(torch.tensor([1.0, 0.0]), 1, baseline, advantage_normalizer=normalizer)
+
+
 def test_shape_and_dtype_are_those_of_the_rewards():
     advantages, _ = compute_group_normalized_rewards(torch.rand(6, dtype=torch.float64), 3)
     assert advantages.shape == (6,)
@@ -134,8 +203,8 @@ def test_rewards_that_make_no_whole_groups():
         ({"raw_rewards": torch.tensor([0.0, -math.inf])}, "raw_rewards: reward 1 is -inf"),
         ({"group_size": 0}, "group_size: got 0"),
         ({"group_size": 2.0}, "group_size: got 2.0"),
-        ({"baseline": "median"}, "baseline: got 'median'; accepted are mean, none"),
-        ({"advantage_normalizer": "var"}, "advantage_normalizer: got 'var'; accepted are std, mean, none"),
+        ({"baseline": "median"}, "baseline: got 'median'; accepted are none, mean, leave_one_out"),
+        ({"advantage_normalizer": "var"}, "advantage_normalizer: got 'var'; accepted are none, std, mean"),
     ],
 )
 def test_errors_name_the_argument(arguments, message):

@@ -25,8 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhelpers import kernels
-from rlhelpers.kernels.advantages import group_mean
-from rlhelpers.kernels.estimators import Estimator
+from rlhelpers.kernels.estimators import Estimator, group_mean
 from rlhelpers.kernels.logprobs import engine_mismatch, score_batch
 from rlhelpers.kernels.losses import truncated_importance_weights
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs, padding_id

@@ -126,12 +126,12 @@ def test_a_variant_that_breaks_off_has_no_speed(monkeypatch):
 
 
 def test_a_plain_step_without_a_number_is_an_error(compiled_by_nothing, monkeypatch, capsys):
-    right = logprobs.of_logits
+    right = logprobs.log_probs_from_logits
 
     def broken(*arguments, **settings):
         return {name: values * torch.nan for name, values in right(*arguments, **settings).items()}
 
-    monkeypatch.setattr(logprobs, "of_logits", broken)
+    monkeypatch.setattr(logprobs, "log_probs_from_logits", broken)
     assert cli.main(["bench", "gpu", "--device", "cpu"]) == 1
     assert "gpu: the plain step" in capsys.readouterr().err
 

@@ -29,6 +29,7 @@ from rlhelpers.evidence.figures import save_for_writeup
 from rlhelpers.evidence.runs import complete_runs, read_jsonl, read_metrics
 from rlhelpers.files import NotWrittenError, append, whole_folder, write_atomically
 from rlhelpers.kernels import grpo_train_step, microbatches, train_step
+from rlhelpers.kernels.estimators import AGGREGATIONS
 from rlhelpers.tasks import Grader
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
@@ -233,25 +234,41 @@ def test_a_reward_function_that_raises_is_an_error_that_names_the_response(tiny_
 def test_a_run_over_such_a_response_keeps_the_batch_stops_and_goes_on(runs, settings, whole, monkeypatch, capsys):
     def failing(self, response, ground_truth):
         calls.append(response)
-        if len(calls) == 16 + 8 + 3:  # in the second update of step 2
+        if len(calls) == 2 + 16 + 2 + 11:  # validation, step 1, validation, and in step 2
             raise TypeError("no number")
         return original(self, response, ground_truth)
 
-    calls, original = [], Grader.__call__
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"it raised for response 2.*TypeError"):
-        patch.setattr(Grader, "__call__", failing)
-        train(make_config(**settings))
+    calls, original = [], Grader.grade
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"it raised for response 10.*TypeError"):
+        patch.setattr(Grader, "grade", failing)
+        train(make_config(**settings | {"eval_every": 1}))
     folder = runs / FOLDER
     about = read_about(folder)
-    said = "Update 2 of step 2 failed; its batch is in bad_batches/step_00002_update_2.jsonl."
-    assert about["status"] == "failed" and "response 2" in about["error"] and about["remarks"] == [said]
+    said = "The grading of step 2 failed; its batch is in bad_batches/step_00002_grading.jsonl."
+    assert about["status"] == "failed" and "response 10" in about["error"] and about["remarks"] == [said]
     assert said in capsys.readouterr().out
-    rows = read_jsonl(folder / "bad_batches/step_00002_update_2.jsonl")
-    assert [row["response"] for row in rows[:3]] == calls[-3:] and len(rows) == 8
+    rows = read_jsonl(folder / "bad_batches/step_00002_grading.jsonl")
+    assert [row["response"] for row in rows[:11]] == calls[-11:] and len(rows) == 16
     assert all(len(row["response_token_ids"]) == len(row["log_probs"]) > 0 for row in rows)
     assert all(row["prompt"] and row["prompt_token_ids"] and row["ground_truth"] for row in rows)
     train(make_config(**settings | {"resume": True}))
     assert_same(folder, whole)
+
+
+def test_an_update_that_raises_keeps_its_batch(runs, settings, monkeypatch):
+    def failing(*arguments):
+        calls.append(1)
+        if len(calls) == 4:  # the second update of step 2
+            raise RuntimeError("no kernel")
+        return original(*arguments)
+
+    calls, original = [], train_step.accumulate_gradient
+    monkeypatch.setattr(train_step, "accumulate_gradient", failing)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        train(make_config(**settings))
+    said = "Update 2 of step 2 failed; its batch is in bad_batches/step_00002_update_2.jsonl."
+    assert read_about(runs / FOLDER)["remarks"] == [said]
+    assert len(read_jsonl(runs / FOLDER / "bad_batches/step_00002_update_2.jsonl")) == 8
 
 
 # --- losses and gradients that are not finite ------------------------------------------------------------------------
@@ -273,12 +290,12 @@ def test_a_skipped_update_leaves_optimizer_and_weights_to_the_last_bit(
             *(["a"] * 8, ["b c", "d"] * 4, ["1"] * 8, 4),
         )[1]
 
-    model, aggregate = tiny_gpt2(), train_step.aggregate_loss_across_microbatch
+    model, aggregate = tiny_gpt2(), AGGREGATIONS["sequence"]
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     assert step()["skipped_update"] == 0  # there is a momentum now
     before = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
     with monkeypatch.context() as patch:
-        patch.setattr(train_step, "aggregate_loss_across_microbatch", exploding)
+        patch.setitem(AGGREGATIONS, "sequence", exploding)
         metadata = step()
     assert metadata["skipped_update"] == 1.0 and not math.isfinite(metadata["grad_norm"])
     after = [model.state_dict(), optimizer.state_dict()]
@@ -298,9 +315,9 @@ def explode(monkeypatch):
         def aggregate_loss(*arguments):
             return aggregate(*arguments) * (math.nan if now[-1] in steps else 1.0)
 
-        now, original, aggregate = [], loop.Run.step, train_step.aggregate_loss_across_microbatch
+        now, original, aggregate = [], loop.Run.step, AGGREGATIONS["sequence"]
         monkeypatch.setattr(loop.Run, "step", step)
-        monkeypatch.setattr(train_step, "aggregate_loss_across_microbatch", aggregate_loss)
+        monkeypatch.setitem(AGGREGATIONS, "sequence", aggregate_loss)
 
     return in_steps
 
@@ -425,8 +442,8 @@ def test_a_run_keeps_the_smaller_microbatches_and_says_so_once(runs, settings, m
             raise KeyboardInterrupt
         return step(self, number)
 
-    steps, original, step = [], train_step._accumulate, loop.Run.step
-    monkeypatch.setattr(train_step, "_accumulate", accumulate)
+    steps, original, step = [], train_step.accumulate_gradient, loop.Run.step
+    monkeypatch.setattr(train_step, "accumulate_gradient", accumulate)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="ran out"):
         patch.setattr(loop.Run, "step", failing)
         train(make_config(**settings | {"checkpoint_every": 1}))

@@ -32,10 +32,10 @@ from rlhelpers.kernels import (
     tokenize_prompt_and_output,
 )
 from rlhelpers.kernels.advantages import signal_fraction
-from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
+from rlhelpers.kernels.estimators import ESTIMATORS, MAX_LOG_RATIO, Estimator, importance_ratio, token_clip
 from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
-from rlhelpers.kernels.logprobs import engine_mismatch, of_logits, score_batch
-from rlhelpers.kernels.losses import MAX_LOG_RATIO, importance_ratio, masked_mean, token_clip
+from rlhelpers.kernels.logprobs import engine_mismatch, log_probs_from_logits, score_batch
+from rlhelpers.kernels.losses import masked_mean
 from rlhelpers.kernels.tokens import encode, pad_prompts_and_outputs
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.rollouts.engine import encode_prompts
@@ -395,7 +395,7 @@ def test_b24_a_row_scores_alone_as_it_does_in_a_batch(dtype, tolerance, tiny_gpt
 def test_b25_log_probs_and_entropy_are_those_at_the_sampling_temperature(temperature, log_prob):
     logits = torch.tensor([[2.0, 0.0, -1.0]])
     p = (logits / temperature).softmax(dim=-1)
-    of_table = of_logits(logits, torch.tensor([0]), True, temperature=temperature)
+    of_table = log_probs_from_logits(logits, torch.tensor([0]), True, temperature=temperature)
     in_chunks = log_probs_and_entropy(torch.zeros(1, 2), torch.zeros(3, 2), logits[0], torch.tensor([0]), temperature)
     for found, entropy in (of_table.values(), in_chunks):
         assert found.item() == pytest.approx(log_prob, abs=1e-4)
@@ -413,7 +413,7 @@ def test_b28_a_token_of_probability_0_adds_no_entropy(logits, entropy):
     hidden, weight = torch.zeros(1, 2, requires_grad=True), torch.zeros(len(logits), 2, requires_grad=True)
     label = torch.tensor([0])
     ways = [
-        (of_logits(table, label, True).values(), [table]),
+        (log_probs_from_logits(table, label, True).values(), [table]),
         (log_probs_and_entropy(hidden, weight, bias, label), [hidden, weight, bias]),
     ]
     for (log_probs, found), inputs in ways:

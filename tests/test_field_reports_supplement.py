@@ -52,8 +52,8 @@ def test_b46_the_template_the_end_and_no_newline_behind_it(models, tokenizer, mo
     assert all(abs(loss.item() - other) > 1e-3 for other in without)
 
     scored = []
-    original = preferences.response_log_probs
-    monkeypatch.setattr(preferences, "response_log_probs", lambda m, batch: scored.append(batch) or original(m, batch))
+    original = preferences.sequence_log_probs
+    monkeypatch.setattr(preferences, "sequence_log_probs", lambda m, batch: scored.append(batch) or original(m, batch))
     compute_per_instance_dpo_loss(*models, tokenizer, BETA, "a b", "c d e", "f")
     for batch in scored:  # the policy's and the reference's
         assert batch["labels"][0][batch["response_mask"][0]].tolist() == [*tokenizer.encode("c d e"), 1]
@@ -109,7 +109,7 @@ def test_b48_the_loss_of_a_huge_margin_is_finite_and_the_reference_gets_no_gradi
     def log_probs(model, batch):
         return sums[id(model)] + 0.0 * next(model.parameters()).float().sum()
 
-    monkeypatch.setattr(preferences, "response_log_probs", log_probs)
+    monkeypatch.setattr(preferences, "sequence_log_probs", log_probs)
     found = compute_per_instance_dpo_loss(policy, reference, tokenizer, 0.1, "a", "b", "c")
     assert found.item() == pytest.approx(loss, abs=1e-6)
     found.backward()

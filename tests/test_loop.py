@@ -12,8 +12,8 @@ from copying_engine import CopyingEngine, fingerprint
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics, read_rollouts
 from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
-from rlhelpers.tasks.grading import REASONS
-from rlhelpers.training import loop
+from rlhelpers.tasks.grading import REASONS, Grader
+from rlhelpers.training import loop, updates
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import derive_seed, draw_batch, train
 from rlhelpers.training.sampler import NotInSyncError
@@ -428,17 +428,12 @@ def test_a_death_over_a_batch_ahead(engines):
 def test_weights_against_the_engine_reach_the_step(engines, monkeypatch):
     given = []
 
-    def load_train_step(*arguments):
-        step = load(*arguments)
+    def spy(policy, optimizer, batch, row, **settings):
+        given.append(batch.token_weights)
+        return step(policy, optimizer, batch, row, **settings)
 
-        def spy(*positional, **named):
-            given.append(named.get("token_weights"))
-            return step(*positional, **named)
-
-        return spy
-
-    load = loop.components.load_train_step
-    monkeypatch.setattr(loop.components, "load_train_step", load_train_step)
+    step = updates.policy_gradient_step
+    monkeypatch.setattr(updates, "policy_gradient_step", spy)
     engines(shift=5e-4)
     train(make_config(**MOVING | {"estimator": Estimator("capped", engine_ratio_cap=2.0)}))
     assert len(given) == 3
@@ -449,3 +444,31 @@ def test_weights_against_the_engine_reach_the_step(engines, monkeypatch):
     given.clear()
     train(make_config(**MOVING))
     assert given == [None] * 3
+
+
+# --- each response once, and a penalty towards the first policy ------------------------------------------------------
+
+
+def test_each_response_is_graded_once(monkeypatch):
+    graded, original = [], Grader.grade
+
+    def spy(self, response, ground_truth):
+        graded.append(response)
+        return original(self, response, ground_truth)
+
+    monkeypatch.setattr(Grader, "grade", spy)
+    train(make_config(**SMALL))
+    assert len(graded) == 3 * 4 + 2 * 16  # validation at steps 0 to 2, and two rollout batches
+
+
+def test_a_kl_penalty_is_measured_from_the_first_policy(monkeypatch):
+    """It is 0 in the first update, and then grows.  A strong penalty holds the policy back."""
+    distances = {}
+    for coefficient in (1e-6, 10.0):
+        row = Estimator("penalised", kl_coefficient=coefficient, prunes=False)
+        settings = WITH_ANSWERS | {"estimator": row, "learning_rate": 1e-3, "num_rollout_steps": 4}
+        metrics = read_metrics(train(make_config(**settings)))
+        assert metrics["kl_to_reference"][1] == pytest.approx(0, abs=1e-6)
+        assert (metrics["pruned_rows"][1:] == 0).all()
+        distances[coefficient] = metrics["kl_to_reference"][4]
+    assert distances[1e-6] > 1e-3 and distances[10.0] < distances[1e-6]

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhelpers.kernels.estimators import importance_ratio
 from rlhelpers.kernels.losses import (
     aggregate_loss_across_microbatch,
     compute_policy_gradient_loss,
-    importance_ratio,
     masked_mean,
     truncated_importance_weights,
 )
@@ -259,7 +259,7 @@ def test_a_response_without_tokens_adds_0_and_still_counts():
     ("arguments", "message"),
     [
         ({"mask": torch.ones(2, 2)}, r"per_token_policy_gradient_loss has \(2, 3\), mask has \(2, 2\)"),
-        ({"loss_normalization": "token"}, "loss_normalization: got 'token'; accepted are sequence, constant"),
+        ({"loss_normalization": "tokens"}, "loss_normalization: got 'tokens'; accepted are sequence, constant, token"),
         ({"loss_normalization": "constant"}, "normalization_constant: got None"),
         ({"loss_normalization": "constant", "normalization_constant": 0}, "normalization_constant: got 0"),
         ({"loss_normalization": "constant", "normalization_constant": math.inf}, "normalization_constant: got inf"),

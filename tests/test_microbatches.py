@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rlhelpers.kernels.microbatches import pack_rows, row_lengths, select_rows
+from rlhelpers.kernels.microbatches import TrainBatch, pack_rows, row_lengths
 
 LENGTHS = [3, 1, 6, 2, 4, 4, 1, 5, 2, 7, 3, 1]
 
@@ -30,7 +30,9 @@ def test_lengths_are_without_padding():
 
 def test_selected_rows_have_no_column_of_padding_alone():
     mask = torch.tensor([[False, True, False, False], [True, True, True, False]])
-    batch = {"response_mask": mask, "labels": torch.arange(8).view(2, 4), "advantages": torch.tensor([1.0, 2.0])}
-    selected = select_rows(batch, torch.tensor([0]), torch.device("cpu"))
-    assert selected["labels"].tolist() == [[0, 1]] and selected["advantages"].tolist() == [1.0]
-    assert select_rows(batch, torch.tensor([1]), torch.device("cpu"))["labels"].tolist() == [[4, 5, 6]]
+    ids = torch.arange(8).view(2, 4)
+    batch = TrainBatch(ids, ids, mask, torch.tensor([1.0, 2.0]), 2, old_log_probs=-ids.float())
+    part = batch.rows(torch.tensor([0]), torch.device("cpu"))
+    assert part.labels.tolist() == [[0, 1]] and part.rewards.tolist() == [1.0]
+    assert part.old_log_probs.tolist() == [[0.0, -1.0]] and part.ref_log_probs is None
+    assert batch.rows(torch.tensor([1]), torch.device("cpu")).labels.tolist() == [[4, 5, 6]]

@@ -136,7 +136,7 @@ def test_an_engine_that_dies_is_started_again_gets_the_weights_and_goes_on(make,
     for _ in range(2):
         sampler.sync()
         assert sampler.generate(PROMPTS, SAMPLING) == expected
-        sampler.rest()
+        sampler.sleep()
     assert sampler.told == [f"The engine died and was started again: it died in {death[0]}"]
     assert sampler.engine.calls.count("restart") == 1
 
@@ -145,7 +145,7 @@ def test_an_engine_that_died_over_the_rest_rests_again(make):
     """Or what it was to give back would be missing while training."""
     sampler = make(deaths=[("rest", 1)])
     sampler.sync()
-    sampler.rest()
+    sampler.sleep()
     assert sampler.engine.calls[-1] == "rest"
 
 
@@ -217,7 +217,7 @@ def test_samples_are_drawn_while_the_caller_goes_on(make, expected):
     sampler, sampling, go = make(), threading.Event(), threading.Event()
     sampler.sync()
     sampler.engine.before_sampling = lambda: (sampling.set(), go.wait(60))
-    finish = sampler.begin(PROMPTS, SAMPLING)
+    finish = sampler.generate_async(PROMPTS, SAMPLING)
     assert sampling.wait(60)  # it is at it, and this line is reached
     assert len(sampler.engine.sampled) == 1  # the check's
     go.set()
@@ -228,7 +228,7 @@ def test_a_death_in_the_background_is_noticed_when_the_samples_are_wanted(make, 
     """They are then those of the policy as it is by then."""
     sampler = make(deaths=[("generate", 2)])
     sampler.sync()
-    finish = sampler.begin(PROMPTS, SAMPLING)
+    finish = sampler.generate_async(PROMPTS, SAMPLING)
     with torch.no_grad():
         policy.transformer.wte.weight.mul_(1.5)
     rollouts = finish()

@@ -8,7 +8,7 @@ import pytest
 import sympy
 import torch
 
-from rlhelpers.kernels.advantages import NORMALIZERS
+from rlhelpers.kernels.estimators import NORMALIZERS
 from rlhelpers.theory.symbolic import (
     B,
     G,

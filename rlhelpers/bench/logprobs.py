@@ -16,7 +16,7 @@ from rlhelpers.bench.conditions import conditions
 from rlhelpers.bench.memory import PeakMemory, in_own_process
 from rlhelpers.bench.rounds import Clock, Spread, compare_seconds, in_turns
 from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
-from rlhelpers.kernels.logprobs import of_logits
+from rlhelpers.kernels.logprobs import log_probs_from_logits
 
 ROUNDS = 2
 TOKENS = 8 * 512
@@ -53,7 +53,7 @@ class Work:
 
 def all_at_once(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """As get_response_log_probs does it without a mask."""
-    result = of_logits(linear(hidden, weight), labels, return_token_entropy=True)
+    result = log_probs_from_logits(linear(hidden, weight), labels, return_token_entropy=True)
     return result["log_probs"], result["token_entropy"]
 
 

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from rlhelpers.kernels import grpo_train_step
-from rlhelpers.kernels.advantages import Baseline
+from rlhelpers.kernels.estimators import Baseline
 from rlhelpers.kernels.train_step import TokenIds
 
 ONLY_PADDING = SimpleNamespace(pad_token_id=0, eos_token_id=None)  # all that the step asks of a tokenizer here

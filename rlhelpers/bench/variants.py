@@ -18,7 +18,7 @@ from rlhelpers.bench.flops import Read, microbatches
 from rlhelpers.bench.made_up import MadeUpBatch, train
 from rlhelpers.doctor.memory import Architecture, activation_bytes, checkpointed_bytes, logit_bytes, step_bytes
 from rlhelpers.kernels import logprobs
-from rlhelpers.kernels.advantages import group_mean
+from rlhelpers.kernels.estimators import group_mean
 
 BACKEND = "inductor"
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from rlhelpers.exercises.exercise import Exercise, Property
-from rlhelpers.kernels.advantages import group_mean
+from rlhelpers.kernels.estimators import group_mean
 
 
 def _grouped() -> Iterator[dict]:

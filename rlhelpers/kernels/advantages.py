@@ -1,6 +1,5 @@
 """From responses to rewards, and from rewards to advantages."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -8,18 +7,14 @@ from torch import Tensor
 
 from rlhelpers.checks import (
     check_callable,
-    check_one_of,
     check_same_length,
+    check_tensors,
     check_texts,
     check_whole,
     is_number,
-    refused,
     shown,
 )
-from rlhelpers.kernels.checks import check_tensors
-
-Baseline = Callable[[Tensor], Tensor]
-"""A reader's own baseline or normalizer: grouped rewards (groups, G) -> (groups, 1) or (groups, G)."""
+from rlhelpers.kernels.estimators import BASELINES, NORMALIZERS, Baseline, check_eps, look_up, needs_a_group
 
 
 def compute_rollout_rewards(
@@ -29,18 +24,17 @@ def compute_rollout_rewards(
 ) -> tuple[Tensor, dict[str, float | Tensor]]:
     """Grade every response against its ground truth (handout, section 4.2).
 
-    Returns the total rewards, (rollouts,) float32, and metadata: `mean_reward`, `mean_format_reward`,
-    and the format rewards themselves, (rollouts,).  Rewards of True and False are 1 and 0.  What a ground truth
-    may be is the reward function's to say.
-    Raises ValueError when the lists differ in length, a response is no text, or naming the first response whose reward
-    is not a finite number, or for which `reward_fn` raised, with the beginning of its text.  That is no reward of 0: a
-    0 would be taken for a wrong answer, and its group be pushed away from it.
+    Return the total rewards, (rollouts,) float32, and metadata: `mean_reward`, `mean_format_reward`, and
+    `format_rewards`, (rollouts,).  Rewards of True and False are 1 and 0.  The reward function decides what a ground
+    truth may be.
+    Raises ValueError when the lists differ in length, a response is no text, the reward of a response is not a finite
+    number, or `reward_fn` raised for it; the error names the response.
     """
     check_callable(reward_fn=reward_fn)
     check_same_length(rollout_responses=rollout_responses, repeated_ground_truths=repeated_ground_truths)
     check_texts(rollout_responses=rollout_responses)
     pairs = zip(rollout_responses, repeated_ground_truths, strict=True)
-    grades = [_grade(reward_fn, i, *pair) for i, pair in enumerate(pairs)]
+    grades = [grade_one(reward_fn, i, *pair) for i, pair in enumerate(pairs)]
     rewards, formats = _column(grades, "reward"), _column(grades, "format_reward")
     return rewards, {
         "mean_reward": rewards.mean().item(),
@@ -49,9 +43,11 @@ def compute_rollout_rewards(
     }
 
 
-def _grade(reward_fn: Callable[[str, str], dict[str, float]], i: int, response: str, ground_truth: str):
+def grade_one(grade: Callable, i: int, response: str, ground_truth: str):
+    """Call grade(response, ground_truth).  Raise ValueError naming response `i` where it raises: a reward of 0 would be
+    taken for a wrong answer, and push its group away from it."""
     try:
-        return reward_fn(response, ground_truth)
+        return grade(response, ground_truth)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise ValueError(f"reward_fn: it raised for response {i}, which begins {response[:60]!r}: {said}") from error
@@ -67,20 +63,6 @@ def _column(grades: Sequence[Mapping[str, float]], part: str) -> Tensor:
     return torch.tensor([float(value) for value in values], dtype=torch.float32)
 
 
-def group_mean(rewards: Tensor) -> Tensor:
-    """mu_i, the mean reward of group i (handout, eq. 29).  (groups, G) -> (groups, 1)."""
-    return rewards.mean(dim=1, keepdim=True)
-
-
-def group_std(rewards: Tensor) -> Tensor:
-    """std_i with n - 1, as torch computes it (handout, eq. 30 has n, and asks for torch.std).  Undefined for G = 1."""
-    return rewards.std(dim=1, keepdim=True)
-
-
-BASELINES: dict[str, Baseline] = {"mean": group_mean, "none": lambda rewards: torch.zeros_like(rewards[:, :1])}
-NORMALIZERS: dict[str, Baseline | None] = {"std": group_std, "mean": group_mean, "none": None}
-
-
 def compute_group_normalized_rewards(
     raw_rewards: Tensor,
     group_size: int,
@@ -90,38 +72,49 @@ def compute_group_normalized_rewards(
 ) -> tuple[Tensor, dict[str, float]]:
     """A^(i,j) = (r(y^(i,j) | x^(i)) - b_i) / (s_i + eps), within each group of `group_size` = G responses to a prompt.
 
-    GRPO: baseline "mean", normalizer "std" (arXiv:2402.03300).  Dr. GRPO: "mean", "none" (arXiv:2503.20783).
-    RFT: "none", "none".  MaxRL: "mean", "mean".  Either may be a function of the grouped rewards (groups, G).
+    Baseline b and normalizer s are names in `estimators.BASELINES` and `NORMALIZERS`, or functions of the grouped
+    rewards, (groups, G) -> (groups, 1) or (groups, G).  GRPO: "mean", "std" (arXiv:2402.03300).  Dr. GRPO: "mean",
+    "none" (arXiv:2503.20783).  RFT: "none", "none".  MaxRL: "mean", "mean".  RLOO: "leave_one_out", "none".
 
-    raw_rewards: (rollouts,), a group's responses side by side.  Returns advantages of the same shape, and metadata:
-    std, min and max reward, and the mean std within a group.  A group of equal rewards under a mean baseline gives
-    exactly zero: the mean of equal floats may differ from them in the last bit, and dividing by eps would make that
-    bit a signal.
+    raw_rewards: (rollouts,), a group's responses side by side.  Return advantages of the same shape, and metadata: std,
+    min and max reward, and the mean std within a group.  A group of equal rewards whose baseline is that reward, up to
+    rounding, gives exactly zero.
 
     Raises ValueError for an unknown name, what is no tensor of real numbers, eps below 0, a reward that is not finite,
-    a number of rewards that is no multiple of the group size, and group size 1 with a std, which it does not have, or
-    with its mean as the baseline, which would leave no advantage to learn from.
+    a number of rewards that is no multiple of the group size; for a group size of 1 where baseline or normalizer needs
+    more; and, naming the group, for a normalizer that is below 0, or 0 where the rewards differ: dividing by it would
+    turn or blow up every advantage.
     """
     check_eps(advantage_eps)
     grouped = _grouped(raw_rewards, group_size)
     baseline_fn = look_up("baseline", baseline, BASELINES)
     normalizer_fn = look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
-    if group_size == 1 and (baseline_fn is group_mean or normalizer_fn is group_std):
+    if group_size == 1 and needs_a_group(baseline, advantage_normalizer):
         raise ValueError('group_size: got 1; baseline "mean" and advantage_normalizer "std" need at least 2')
     advantages = grouped - _per_group("baseline", baseline_fn, grouped)
+    equal = (grouped == grouped[:, :1]).all(dim=1, keepdim=True)
+    # The mean of equal floats may differ from them in the last bits; divided by eps, these bits would be a signal.
+    rounding = 4 * group_size * torch.finfo(grouped.dtype).eps * grouped.abs()
+    zero = equal & (advantages.abs() <= rounding)
     if normalizer_fn is not None:
-        advantages = advantages / (_per_group("advantage_normalizer", normalizer_fn, grouped) + advantage_eps)
-    if baseline_fn is group_mean:
-        all_equal = (grouped == grouped[:, :1]).all(dim=1, keepdim=True)
-        advantages = advantages.masked_fill(all_equal, 0.0)
+        scale = _per_group("advantage_normalizer", normalizer_fn, grouped)
+        _check_scale(scale, grouped, equal, zero)
+        advantages = advantages / (scale + advantage_eps)
+    advantages = advantages.masked_fill(zero, 0.0)
     if not advantages.isfinite().all():
         raise ValueError("baseline, advantage_normalizer: their advantages are not all finite numbers")
     return advantages.reshape(raw_rewards.shape), reward_statistics(grouped)
 
 
-def check_eps(advantage_eps: float) -> None:
-    if not is_number(advantage_eps) or not 0 <= advantage_eps < math.inf:
-        raise refused("advantage_eps", advantage_eps, "a finite number of at least 0")
+def _check_scale(scale: Tensor, grouped: Tensor, equal: Tensor, zero: Tensor) -> None:
+    wrong = ((scale < 0) & ~zero) | ((scale <= 0) & ~equal)
+    if wrong.any():
+        i = int(wrong.any(dim=1).nonzero()[0])
+        raise ValueError(
+            f"advantage_normalizer: it is {scale[i].min().item():g} for group {i} with the rewards "
+            f"{shown(grouped[i].tolist())}; accepted is a number above 0 where rewards differ "
+            '("mean" is for rewards of at least 0)'
+        )
 
 
 def _grouped(raw_rewards: Tensor, group_size: int) -> Tensor:
@@ -136,14 +129,6 @@ def _grouped(raw_rewards: Tensor, group_size: int) -> Tensor:
         index = int((~torch.isfinite(raw_rewards)).nonzero()[0])
         raise ValueError(f"raw_rewards: reward {index} is {raw_rewards[index].item()}; all must be finite")
     return (raw_rewards if raw_rewards.is_floating_point() else raw_rewards.float()).reshape(-1, group_size)
-
-
-def look_up(argument: str, choice, table: dict):
-    """The function that a name of the table stands for; a function stands for itself."""
-    if callable(choice):
-        return choice
-    check_one_of(table, " or a function", **{argument: choice})
-    return table[choice]
 
 
 def _per_group(argument: str, function: Baseline, grouped: Tensor) -> Tensor:
@@ -179,10 +164,7 @@ def signal_fraction(rewards: Tensor, group_size: int) -> float:
 
 
 def predicted_signal_fraction(rewards: Tensor, group_size: int) -> float:
-    """1 - p^G - (1 - p)^G, with p the share of rewarded responses in the batch.
-
-    What signal_fraction is expected to be if every problem is equally hard.  Problems differ, so the measured one
-    tends to be lower.
-    """
+    """1 - p^G - (1 - p)^G, with p the share of rewarded responses in the batch: signal_fraction if every problem were
+    equally hard.  Problems differ, so the measured one tends to be lower."""
     p = (rewards > 0).double().mean().item()
     return 1 - p**group_size - (1 - p) ** group_size

@@ -48,14 +48,14 @@ def compute_dpo_losses(
     check_same_length(prompts=prompts, chosen=chosen, rejected=rejected)
     batch = _tokenize_pairs(tokenizer, prompts, chosen, rejected)
     with torch.no_grad():
-        reference = response_log_probs(lm_ref, batch)
-    rewards = beta * (response_log_probs(lm, batch) - reference.to(lm.device))
+        reference = sequence_log_probs(lm_ref, batch)
+    rewards = beta * (sequence_log_probs(lm, batch) - reference.to(lm.device))
     chosen_rewards, rejected_rewards = rewards.view(-1, 2).unbind(dim=1)
     losses = -logsigmoid(chosen_rewards - rejected_rewards)
     return losses, {"chosen_rewards": chosen_rewards.detach(), "rejected_rewards": rejected_rewards.detach()}
 
 
-def response_log_probs(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
+def sequence_log_probs(model: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     """log pi(y|x) of each row of a batch as `pad_prompts_and_outputs` gives it: (rows,) float32, in nats."""
     batch = {name: tensor.to(model.device) for name, tensor in batch.items()}
     with eval_mode(model):

@@ -1,5 +1,4 @@
-"""Log-probabilities of the labels under the policy, how far the engine's are from them, and the entropy of the policy's
-next-token distributions."""
+"""Log-probabilities of tokens under the policy, its entropy, and how far the engine's log-probs are from its own."""
 
 from __future__ import annotations
 
@@ -8,12 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlhelpers.checks import check_callable, check_flag, check_positive, check_whole
-from rlhelpers.kernels.checks import (
+from rlhelpers.checks import (
+    check_callable,
+    check_flag,
     check_integers,
+    check_positive,
     check_readable,
     check_same_shape,
     check_token_ids,
+    check_whole,
     is_language_model,
 )
 from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
@@ -36,30 +38,60 @@ def get_response_log_probs(
     temperature: float = 1.0,
     response_mask: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """log pi_theta(label | what stands before it), for every position (handout, section 4.2).
+    """Return log pi_theta(label | what stands before it), for every position (handout, section 4.2).
 
-    input_ids, labels: (batch, length) int64, padded on the right, so that causal attention alone keeps padding from
-    reaching a real position and no attention mask is needed.  Returns `log_probs` (batch, length) float32, with
+    input_ids, labels: (batch, length) int64, padded on the right: causal attention alone then keeps padding from
+    reaching a real position, and no attention mask is needed.  Returns `log_probs` (batch, length) float32, with
     gradient, and, when asked, `token_entropy` (batch, length) float32 in nats, without gradient.  Values at padded
     positions are finite and mean nothing.
 
-    `temperature` divides the logits: give the one that the responses were sampled with, or the log-probs are of
-    another policy than the one that acted.  `response_mask`: (batch, length) bool, what is wanted; the others are
-    then 0 and cost little: rows share the prompt that they have in common, and logits are computed a chunk of words at
-    a time.  The values are the same up to rounding.  With gradient checkpointing, rows are read whole where there will
-    be a gradient: a cache of keys and values cannot be computed twice.  Where logits are no linear map of the last
-    hidden state, the mask is not used, and everything is computed.  Raises ValueError when the temperature is not
-    positive, shapes, dtypes or devices do not fit, rows are longer than the model's context, or, on the CPU, a token is
-    none of its vocabulary; on a GPU the log-prob of such a label is nan.
+    `temperature` divides the logits; it is the one that the responses were sampled with.  `response_mask`: (batch,
+    length) bool, the positions that are wanted.  The others are then 0 and cost little (see `response_log_probs`); the
+    values are the same up to rounding.
+
+    Raises ValueError when the temperature is not positive, shapes, dtypes or devices do not fit, rows are longer than
+    the model's context, or, on the CPU, a token is not in its vocabulary; on a GPU the log-prob of such a label is NaN.
     """
     check_positive("temperature", temperature)
     check_flag(return_token_entropy=return_token_entropy)
     response_mask = _check_rows(model, input_ids, labels, response_mask)
-    if response_mask is not None and head_is_linear(model):
-        return _of_responses(model, input_ids, labels, response_mask, temperature, return_token_entropy)
+    return response_log_probs(model, input_ids, labels, response_mask, temperature, return_token_entropy)
+
+
+def response_log_probs(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    labels: Tensor,
+    response_mask: Tensor | None,
+    temperature: float,
+    with_entropy: bool = False,
+) -> dict[str, Tensor]:
+    """get_response_log_probs of arguments that are checked.
+
+    With a mask, rows share the prompt that they have in common, and logits are computed a chunk of words at a time.
+    Where logits are no linear map of the last hidden state, everything is computed.
+    """
+    if response_mask is None or not head_is_linear(model):
+        with checkpointing_in_eval_mode(model):
+            logits = model(input_ids=input_ids, use_cache=False).logits
+        return log_probs_from_logits(logits, labels, with_entropy, temperature=temperature)
+    states = _states_of_responses(model, input_ids, response_mask)
+    head = model.get_output_embeddings()
+    log_probs, entropy = log_probs_and_entropy(states, head.weight, head.bias, labels[response_mask], temperature)
+    result = {"log_probs": log_probs.new_zeros(response_mask.shape).masked_scatter(response_mask, log_probs)}
+    if with_entropy:
+        result["token_entropy"] = entropy.new_zeros(response_mask.shape).masked_scatter(response_mask, entropy)
+    return result
+
+
+def _states_of_responses(model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
+    """The last hidden states where the mask is set: (tokens, hidden)."""
+    # A cache of keys and values cannot be computed twice, as checkpoints in the backward pass would have to.
+    checkpoints = model.is_gradient_checkpointing and torch.is_grad_enabled()
+    if can_share(model) and not checkpoints:
+        return response_states(model, input_ids, mask)
     with checkpointing_in_eval_mode(model):
-        logits = model(input_ids=input_ids, use_cache=False).logits
-    return of_logits(logits, labels, return_token_entropy, temperature=temperature)
+        return model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
 
 
 def _check_rows(model, input_ids: Tensor, labels: Tensor, response_mask: Tensor | None) -> Tensor | None:
@@ -76,10 +108,10 @@ def _check_rows(model, input_ids: Tensor, labels: Tensor, response_mask: Tensor 
     return response_mask
 
 
-def of_logits(
+def log_probs_from_logits(
     logits: Tensor, labels: Tensor, return_token_entropy: bool = False, *, temperature: float = 1.0
 ) -> dict[str, Tensor]:
-    """What get_response_log_probs returns, from logits (..., vocabulary) and labels (...)."""
+    """Return what get_response_log_probs returns, from logits (..., vocabulary) and labels (...)."""
     check_token_ids(logits.shape[-1], labels=labels)
     # Half-precision logits are normalised in float32: log-probs are differences of large numbers.
     precision = torch.promote_types(logits.dtype, torch.float32)
@@ -87,20 +119,6 @@ def of_logits(
     result = {"log_probs": log_distribution.gather(-1, labels[..., None]).squeeze(-1)}
     if return_token_entropy:
         result["token_entropy"] = token_entropy(log_distribution.detach())
-    return result
-
-
-def _of_responses(model, input_ids, labels, mask, temperature, return_token_entropy) -> dict[str, Tensor]:
-    if can_share(model) and not (model.is_gradient_checkpointing and torch.is_grad_enabled()):
-        states = response_states(model, input_ids, mask)
-    else:
-        with checkpointing_in_eval_mode(model):
-            states = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[mask]
-    head = model.get_output_embeddings()
-    log_probs, entropy = log_probs_and_entropy(states, head.weight, head.bias, labels[mask], temperature)
-    result = {"log_probs": log_probs.new_zeros(mask.shape).masked_scatter(mask, log_probs)}
-    if return_token_entropy:
-        result["token_entropy"] = entropy.new_zeros(mask.shape).masked_scatter(mask, entropy)
     return result
 
 
@@ -118,11 +136,11 @@ def score_batch(
     temperature: float = 1.0,
     response_mask: Tensor | None = None,
 ) -> Tensor:
-    """log pi_0 of a whole batch, (batch, length) float32, without gradient and dropout, in microbatches; of its
+    """Return log pi_0 of a whole batch, (batch, length) float32, in microbatches, without gradient and dropout; of its
     responses only, where their mask is given.
 
-    Call it once for each rollout batch, before the first update, with the weights that sampled.  Raises ValueError as
-    get_response_log_probs does, and for a microbatch size below 1.
+    Call it before the first update on a rollout batch.  Raises ValueError as get_response_log_probs does, and for a
+    microbatch size below 1.
     """
     check_whole(1, microbatch_size=microbatch_size)
     check_positive("temperature", temperature)
@@ -132,25 +150,25 @@ def score_batch(
         for start in range(0, len(input_ids), microbatch_size):
             rows = slice(start, start + microbatch_size)
             x, y, mask = (t if t is None else t[rows].to(model.device) for t in (input_ids, labels, response_mask))
-            parts.append(get_response_log_probs(model, x, y, temperature=temperature, response_mask=mask)["log_probs"])
+            parts.append(response_log_probs(model, x, y, mask, temperature)["log_probs"])
     return torch.cat(parts)
 
 
 @torch.no_grad()
 def engine_mismatch(trainer_log_probs: Tensor, engine_log_probs: Tensor, mask: Tensor) -> dict[str, float | None]:
-    """How far the trainer's policy is from the engine's, which sampled, over the tokens where the mask is set.
+    """Measure how far the trainer's policy pi_0 is from the engine's policy mu, which sampled.
 
-    All three (batch, length), on one device.  `mismatch_mean`, `mismatch_p99` (interpolated linearly) and
+    All three (batch, length), on one device; only tokens where the mask is set count.
+    Return `mismatch_mean`, `mismatch_p99` (interpolated linearly) and
     `mismatch_max` of |log pi_0 - log mu|, in nats; `mismatch_outside`, the share of tokens whose ratio pi_0 / mu is
-    outside [0.9, 1.1], or no number.  All None where the mask is set nowhere: nothing was measured.  Raises ValueError
-    when shapes differ.
+    outside [0.9, 1.1], or not a number.  All None where the mask is set nowhere.  Raises ValueError when shapes differ.
     """
     check_same_shape(trainer_log_probs=trainer_log_probs, engine_log_probs=engine_log_probs, mask=mask)
     difference = (trainer_log_probs - engine_log_probs)[mask.bool()]
     if not len(difference):
         return dict.fromkeys(("mismatch_mean", "mismatch_p99", "mismatch_max", "mismatch_outside"))
     size, ratio, (low, high) = difference.abs(), difference.exp(), AGREEMENT
-    agrees = (ratio >= low) & (ratio <= high)  # False where there is no number
+    agrees = (ratio >= low) & (ratio <= high)  # False for NaN
     return {
         "mismatch_mean": size.mean().item(),
         "mismatch_p99": size.quantile(0.99).item(),

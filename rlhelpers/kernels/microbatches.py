@@ -1,26 +1,97 @@
-"""A batch cut into microbatches of a bounded number of tokens; a group stays in one piece where it fits, for its prompt
-is then read once."""
+"""The batch of one update, and how it is cut into microbatches that fit the memory."""
 
+from __future__ import annotations
+
+import math
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from rlhelpers.checks import check_tensors
+from rlhelpers.kernels.estimators import BatchSizes
+from rlhelpers.kernels.tokens import pad_prompts_and_outputs
+
 T = TypeVar("T")
+PER_TOKEN = ("old_log_probs", "ref_log_probs", "token_weights")
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """B = groups x `group_size` rollouts, a group's side by side.  It is built once and goes unchanged through scoring,
+    microbatches and the step.
+
+    input_ids, labels: (B, length) int64.  response_mask: (B, length) bool, aligned with the labels.  rewards: (B,).
+    Each (B, length) or None: engine_log_probs, log mu of the policy that sampled; old_log_probs, log pi_0 of the policy
+    before the first update; ref_log_probs, of the reference policy of a KL penalty; token_weights, by which each
+    token's loss is multiplied.  All are constants; values outside the mask mean nothing.
+
+    Raises ValueError where a shape differs, or a value at a response token is not finite.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    response_mask: Tensor
+    rewards: Tensor
+    group_size: int
+    engine_log_probs: Tensor | None = None
+    old_log_probs: Tensor | None = None
+    ref_log_probs: Tensor | None = None
+    token_weights: Tensor | None = None
+
+    def __post_init__(self):
+        for name in PER_TOKEN:
+            if (values := getattr(self, name)) is None:
+                continue
+            check_tensors(**{name: values})
+            if values.shape != self.labels.shape:
+                raise ValueError(f"{name}: got shape {tuple(values.shape)}, wanted {tuple(self.labels.shape)}")
+            if not values[self.response_mask.to(values.device)].isfinite().all():
+                raise ValueError(f"{name}: not finite at a token of a response")
+            object.__setattr__(self, name, values.detach())
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def sizes(self, normalization_constant: float | None) -> BatchSizes:
+        return BatchSizes(len(self), int(self.response_mask.sum()), normalization_constant)
+
+    def rows(self, rows: Tensor | slice, device: torch.device) -> TrainBatch:
+        """These rows on the device, without the columns in which all of them are padding."""
+        mask = self.response_mask[rows]
+        columns = mask.any(dim=0).nonzero()
+        width = int(columns.max()) + 1 if len(columns) else 1
+        per_token = ("input_ids", "labels", "response_mask", "engine_log_probs", *PER_TOKEN)
+        given = {name: tensor for name in per_token if (tensor := getattr(self, name)) is not None}
+        cut = {name: _take(tensor, rows)[:, :width].to(device) for name, tensor in given.items()}
+        return _unchecked(self, rewards=self.rewards[rows], **cut)
+
+
+def make_batch(
+    token_ids: Sequence[tuple[Sequence[int], Sequence[int]]],
+    rewards: Tensor,
+    group_size: int,
+    pad_id: int,
+    **per_token: Tensor | None,
+) -> TrainBatch:
+    """Build the batch from (prompt ids, response ids) of each rollout, rewards (B,), and what else is known already.
+    Raises ValueError as TrainBatch and pad_prompts_and_outputs do."""
+    padded = pad_prompts_and_outputs([prompt for prompt, _ in token_ids], [ids for _, ids in token_ids], pad_id)
+    return TrainBatch(**padded, rewards=rewards, group_size=group_size, **per_token)
 
 
 def row_lengths(response_mask: Tensor) -> list[int]:
-    """Tokens of every row, without padding; of a row without a response, one is read.  response_mask (batch, length)
-    bool, as `pad_prompts_and_outputs` gives it."""
+    """Unpadded length of each row, from its response_mask (batch, length) bool; 1 where the response is empty."""
     columns = torch.arange(1, response_mask.shape[1] + 1)
     return torch.where(response_mask, columns, 1).amax(dim=1).tolist()
 
 
 def pack_rows(rows: Sequence[int], lengths: Sequence[int], group_size: int, microbatch_size: int) -> list[Tensor]:
-    """The rows in microbatches: (rows,) int64 each, short groups first, and a group in one piece where it fits.
+    """Cut the rows into microbatches: (rows,) int64 each, short groups first, and a group in one piece where it fits.
 
     With its padding, no microbatch holds more tokens than `microbatch_size` of the longest rows.
     """
@@ -38,17 +109,9 @@ def pack_rows(rows: Sequence[int], lengths: Sequence[int], group_size: int, micr
     return [torch.tensor(pack) for pack in packs if pack]
 
 
-def select_rows(batch: dict[str, Tensor], rows: Tensor, device: torch.device) -> dict[str, Tensor]:
-    """These rows on the device, without the columns in which all of them are padding."""
-    selected = {name: tensor[rows.to(tensor.device)].to(device) for name, tensor in batch.items()}
-    columns = selected["response_mask"].any(dim=0).nonzero()
-    width = int(columns.max()) + 1 if len(columns) else 1
-    return {name: t[:, :width] if t.ndim == 2 else t for name, t in selected.items()}
-
-
-def in_smaller_ones(attempt: Callable[[int], T], steps: int, batch_size: int) -> tuple[T, int]:
-    """attempt(gradient accumulation steps), and how many it was had with.  Where memory runs out it is made again with
-    twice as many, down to one row at a time, and a warning says so.  A failed attempt must leave nothing behind."""
+def retry_on_oom(attempt: Callable[[int], T], steps: int, batch_size: int) -> tuple[T, int]:
+    """Call attempt(gradient accumulation steps).  On out-of-memory double the steps and try again, down to one row at a
+    time; a warning says so.  Return the result and the steps used.  A failed attempt must leave nothing behind."""
     while True:
         try:
             return attempt(steps), steps
@@ -56,18 +119,30 @@ def in_smaller_ones(attempt: Callable[[int], T], steps: int, batch_size: int) ->
             if not is_out_of_memory(error) or steps >= batch_size:
                 raise
             said = str(error).splitlines()[0]
-        # Only here is the error gone, and the activations that its traceback held.
+        # Only here, behind the block, are the error and the activations that its traceback held gone.
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        fewer, rows = min(2 * steps, batch_size), -(-batch_size // steps)
+        more, rows = min(2 * steps, batch_size), math.ceil(batch_size / steps)
         warnings.warn(
             f"memory ran out over a microbatch of up to {rows} of {batch_size} rows; the update is made again with "
-            f"gradient_accumulation_steps={fewer} instead of {steps}, which as a setting avoids this ({said})",
+            f"gradient_accumulation_steps={more} instead of {steps}, which as a setting avoids this ({said})",
             stacklevel=3,
         )
-        steps = fewer
+        steps = more
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Of a GPU, or of the CPU, for which torch has no type of its own."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _take(tensor: Tensor, rows: Tensor | slice) -> Tensor:
+    return tensor[rows] if isinstance(rows, slice) else tensor[rows.to(tensor.device)]
+
+
+def _unchecked(batch: TrainBatch, **changes) -> TrainBatch:
+    """A part of a batch that is checked: a look at its values would be a wait for the device."""
+    part = object.__new__(TrainBatch)
+    for name, value in (vars(batch) | changes).items():
+        object.__setattr__(part, name, value)
+    return part

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from rlhelpers.checks import check_has, check_list, refused
-from rlhelpers.kernels.checks import check_tensors
+from rlhelpers.checks import check_has, check_list, check_tensors, refused
 
 if TYPE_CHECKING:
     from rlhelpers.theory.enumeration import TabularPolicy

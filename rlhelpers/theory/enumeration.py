@@ -10,15 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlhelpers.checks import check_callable, check_kind, check_whole, is_whole, refused
+from rlhelpers.checks import check_callable, check_kind, check_tensors, check_whole, is_whole, refused
 from rlhelpers.kernels import (
     aggregate_loss_across_microbatch,
     compute_group_normalized_rewards,
     compute_policy_gradient_loss,
 )
-from rlhelpers.kernels.advantages import BASELINES, NORMALIZERS, check_eps, look_up
-from rlhelpers.kernels.checks import check_tensors
-from rlhelpers.kernels.estimators import Estimator
+from rlhelpers.kernels.estimators import BASELINES, NORMALIZERS, Estimator, check_eps, look_up
 from rlhelpers.theory.checks import check_doubles, check_groups, check_policies, check_probabilities, check_two
 
 MAX_CASES = 1_000_000

@@ -1,14 +1,15 @@
-"""How well a policy does on problems it is not trained on."""
+"""From rollouts to graded responses, and how well a policy does on problems that it is not trained on."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from rlhelpers.checks import check_has, check_kind, check_list, refused
+from rlhelpers.kernels.advantages import grade_one
 from rlhelpers.rollouts import Completion, Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Grader, Problem
-from rlhelpers.tasks.grading import REASONS
+from rlhelpers.tasks.grading import REASONS, Grade
 
 Sample = tuple[Problem, Rollout, Completion]
 
@@ -16,7 +17,7 @@ Sample = tuple[Problem, Rollout, Completion]
 def evaluate(
     engine: RolloutEngine, problems: Sequence[Problem], grader: Grader, sampling: Sampling
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Sample and grade every problem.  Returns the metrics, named `val_...`, and one row for each response.
+    """Sample and grade every problem.  Return the metrics, named `val_...`, and one row for each response.
 
     Raises ValueError where there is no problem, or an argument is of another kind."""
     check_list(problems=problems)
@@ -27,7 +28,7 @@ def evaluate(
     check_has("generate", "a RolloutEngine", engine=engine)
     prompts = [grader.prompt(problem.question) for problem in problems]
     samples = flatten(problems, engine.generate(prompts, sampling))
-    rows = rows_to_read(samples, grader)
+    rows = rows_to_read(samples, grade_all(grader, samples))
     metrics = {
         "val_reward": fmean(row["reward"] for row in rows),
         "val_format_reward": fmean(row["format_reward"] for row in rows),
@@ -43,17 +44,22 @@ def flatten(problems: Sequence[Problem], rollouts: Sequence[Rollout]) -> list[Sa
     return [(problem, rollout, completion) for problem, rollout in pairs for completion in rollout.completions]
 
 
+def grade_all(grader: Grader, samples: Sequence[Sample]) -> list[Grade]:
+    """The grade of each response.  Raises ValueError naming the response that the grader fails on."""
+    pairs = ((completion.text, problem.answer) for problem, _, completion in samples)
+    return [grade_one(grader.grade, i, *pair) for i, pair in enumerate(pairs)]
+
+
 def truncated_fraction(samples: Sequence[Sample]) -> float:
     return fmean(completion.finish_reason == "length" for _, _, completion in samples)
 
 
-def rows_to_read(samples: Sequence[Sample], grader: Grader) -> list[dict[str, Any]]:
+def rows_to_read(samples: Iterable[Sample], grades: Iterable[Grade]) -> list[dict[str, Any]]:
     """Responses as rows for people: question, ground truth, response, verdict and why."""
-    return [_row(*sample, grader) for sample in samples]
+    return [_row(problem, completion, grade) for (problem, _, completion), grade in zip(samples, grades, strict=True)]
 
 
-def _row(problem: Problem, _: Rollout, completion: Completion, grader: Grader) -> dict[str, Any]:
-    grade = grader.grade(completion.text, problem.answer)
+def _row(problem: Problem, completion: Completion, grade: Grade) -> dict[str, Any]:
     return {
         "question": problem.question,
         "ground_truth": problem.answer,
@@ -68,8 +74,8 @@ def _row(problem: Problem, _: Rollout, completion: Completion, grader: Grader) -
 
 
 def reason_counts(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, int]:
-    """How many responses have each reason (`reason/no </think>`), those that none has left out; and `boxes_disagree`,
-    how many hold several answers that are not the same."""
+    """How many responses have each reason (`reason/no </think>`), reasons of no response left out; and
+    `boxes_disagree`, how many responses hold several answers that are not the same."""
     counts = Counter(row["reason"] for row in rows)
     of_reasons = {f"{prefix}reason/{reason}": counts[reason] for reason in REASONS if counts[reason]}
     return of_reasons | {f"{prefix}boxes_disagree": sum(not row["boxes_agree"] for row in rows)}

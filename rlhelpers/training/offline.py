@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from rlhelpers.checks import check_one_of
 from rlhelpers.kernels.tokens import beginning
-from rlhelpers.kernels.update import clip_and_step
+from rlhelpers.kernels.train_step import clip_and_step
 from rlhelpers.models import eval_mode, save_policy
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.rollouts.engine import encode_prompts

@@ -330,9 +330,9 @@ class RunRecords:
         """Responses of one step: `split` is "train" or "validation"."""
         append(self.folder / "rollouts" / f"step_{step:05d}_{split}.jsonl", json_lines(rows))
 
-    def write_bad_batch(self, step: int, number: int, rows: Iterable[dict[str, Any]]) -> Path:
-        """The responses of an update that went wrong; returns the file.  It stays when the run goes on."""
-        file = self.folder / "bad_batches" / f"step_{step:05d}_update_{number}.jsonl"
+    def write_bad_batch(self, step: int, part: str, rows: Iterable[dict[str, Any]]) -> Path:
+        """The responses of a part of a step that went wrong; returns the file.  It stays when the run goes on."""
+        file = self.folder / "bad_batches" / f"step_{step:05d}_{part}.jsonl"
         file.parent.mkdir(exist_ok=True)
         write_atomically(file, json_lines(rows))
         return file

@@ -55,13 +55,13 @@ class Sampler:
         """What the engine gives.  Raises RuntimeError for what it cannot have sampled, see `inspect_rollouts`."""
         return self._with_restart(lambda: self._generate(prompts, sampling))
 
-    def begin(self, prompts: Sequence[str], sampling: Sampling) -> Callable[[], list[Rollout]]:
+    def generate_async(self, prompts: Sequence[str], sampling: Sampling) -> Callable[[], list[Rollout]]:
         """Sample in the background.  The function that is returned waits for the rollouts; if the engine died over
         them, it samples again, from what the policy is by then."""
         under_way = self._background.submit(self._generate, prompts, sampling)
         return lambda: self._with_restart(under_way.result, lambda: self._generate(prompts, sampling))
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         """Sampling is over until the next sync."""
         self._with_restart(self.engine.rest)
 
@@ -98,6 +98,42 @@ class Sampler:
         self.engine.restart()
         self._sync()
         return action()
+
+
+class RolloutStream:
+    """The rollouts of one training step after the other.  `request(step)` is what to ask the sampler for.
+
+    With `ahead`, those of the next step are sampled while this step trains; after the step `last` none follows.
+    """
+
+    def __init__(self, sampler: Sampler, request: Callable[[int], tuple[list[str], Sampling]], last: int, ahead: bool):
+        self.sampler, self.request, self.last, self.ahead = sampler, request, last, ahead
+        self._next: Callable[[], list[Rollout]] | None = None
+
+    def take(self, step: int) -> list[Rollout]:
+        """Those of this step.  Without `ahead`, the engine then sleeps until the next sync."""
+        if not self.ahead:
+            rollouts = self.sampler.generate(*self.request(step))
+            self.sampler.sleep()
+            return rollouts
+        under_way = self._next or self.sampler.generate_async(*self.request(step))
+        rollouts = under_way()
+        self._next = None if step == self.last else self.sampler.generate_async(*self.request(step + 1))
+        return rollouts
+
+    def settle(self) -> None:
+        """Wait for what is under way: new weights must not change it half-way."""
+        if self._next is not None:
+            self.put_back(self._next())
+
+    @property
+    def finished(self) -> list[Rollout] | None:
+        """What was sampled ahead and is not taken yet; None where nothing was."""
+        return None if self._next is None else self._next()
+
+    def put_back(self, rollouts: list[Rollout] | None) -> None:
+        """Of a checkpoint."""
+        self._next = None if rollouts is None else lambda: rollouts
 
 
 def make_engine(

@@ -1,4 +1,4 @@
-"""The log-probs of what was sampled: which of them a method needs, and where they come from."""
+"""Train batches: what they are cut from, which log-probs a row needs, and where these come from."""
 
 import math
 
@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from rlhelpers.kernels.estimators import Estimator
 from rlhelpers.rollouts import Completion, Rollout
 from rlhelpers.tasks import Problem
+from rlhelpers.tasks.grading import Grade
 from rlhelpers.training.config import make_config
-from rlhelpers.training.scores import Scores, mismatch, score_samples, token_ids
+from rlhelpers.training.updates import Batch, cut, mismatch, score, token_ids
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,6 +42,12 @@ def samples():
         (Problem("?", "!"), Rollout("x", prompt, []), Completion("y", response, "stop", log_probs[: len(response)]))
         for prompt, response in TOKENS
     ]
+
+
+def score_samples(policy, tokenizer, samples, config):
+    """The one train batch of these samples, scored."""
+    [batch] = cut(samples, [Grade(1.0, 0.0, None, "wrong", 1, True)] * len(samples), config, tokenizer)
+    return score(policy, batch, config, reference=policy)
 
 
 def one_by_one(policy, temperature=1.0):
@@ -81,32 +88,49 @@ def test_what_was_read_and_what_was_sampled(samples):
 
 def test_on_policy_needs_no_old_log_probs_and_only_looks_at_the_first_group(policy, tokenizer, samples):
     scores = score_samples(policy, tokenizer, samples, configuration("grpo", gradient_accumulation_steps=1))
-    assert scores.old_log_probs is None and scores.token_weights is None
-    torch.testing.assert_close(scores.trainer, flat(one_by_one(policy)[:2]))
-    torch.testing.assert_close(scores.engine, flat(engine_rows(samples)[:2]))
+    assert scores.tensors.old_log_probs is None and scores.tensors.token_weights is None
+    torch.testing.assert_close(scores.compared[0], flat(one_by_one(policy)[:2]))
+    torch.testing.assert_close(scores.compared[1], flat(engine_rows(samples)[:2]))
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_a_reweighted_step_gets_the_trainers(policy, tokenizer, samples, temperature):
     scores = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, temperature=temperature))
     expected = one_by_one(policy, temperature)
-    torch.testing.assert_close(scores.old_log_probs.where(MASK, 0.0), placed(expected))
-    assert scores.token_weights is None and scores.old_log_probs.shape == MASK.shape
-    torch.testing.assert_close(scores.trainer, flat(expected))
-    torch.testing.assert_close(scores.engine, flat(engine_rows(samples)))
+    torch.testing.assert_close(scores.tensors.old_log_probs.where(MASK, 0.0), placed(expected))
+    assert scores.tensors.token_weights is None and scores.tensors.old_log_probs.shape == MASK.shape
+    torch.testing.assert_close(scores.compared[0], flat(expected))
+    torch.testing.assert_close(scores.compared[1], flat(engine_rows(samples)))
 
 
 def test_with_rollouts_ahead_they_are_exactly_the_engines(policy, tokenizer, samples):
     """The policy that sampled is gone; what this policy thinks of the samples plays no part."""
     scores = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, ahead=True))
-    assert torch.equal(scores.old_log_probs, placed(engine_rows(samples)))
-    assert scores.token_weights is None
-    torch.testing.assert_close(scores.trainer, flat(one_by_one(policy)[:2]))
-    torch.testing.assert_close(scores.engine, flat(engine_rows(samples)[:2]))
+    assert torch.equal(scores.tensors.old_log_probs, placed(engine_rows(samples)))
+    assert scores.tensors.token_weights is None
+    torch.testing.assert_close(scores.compared[0], flat(one_by_one(policy)[:2]))
+    torch.testing.assert_close(scores.compared[1], flat(engine_rows(samples)[:2]))
 
 
 def test_with_rollouts_ahead_a_step_that_is_not_reweighted_gets_none(policy, tokenizer, samples):
-    assert score_samples(policy, tokenizer, samples, configuration("grpo", ahead=True)).old_log_probs is None
+    assert score_samples(policy, tokenizer, samples, configuration("grpo", ahead=True)).tensors.old_log_probs is None
+
+
+def test_a_penalty_gets_the_references(policy, tokenizer, samples):
+    row = Estimator("penalised", kl_coefficient=0.1, prunes=False)
+    scores = score_samples(policy, tokenizer, samples, configuration(row))
+    torch.testing.assert_close(scores.tensors.ref_log_probs.where(MASK, 0.0), placed(one_by_one(policy)))
+    assert scores.tensors.old_log_probs is None
+
+
+def test_a_rollout_batch_is_cut_in_order(tokenizer, samples):
+    grades = [Grade(1.0, float(i), None, "wrong", 1, True) for i in range(4)]
+    config = configuration("grpo", train_batch_size=2, gradient_accumulation_steps=1)
+    first, second = cut(samples, grades, config, tokenizer)
+    assert (first.samples, second.samples) == (samples[:2], samples[2:])
+    assert (first.grades, second.grades) == (grades[:2], grades[2:])
+    assert second.tensors.rewards.tolist() == second.rewards.tolist() == [2.0, 3.0]
+    assert second.format_rewards.tolist() == [1.0, 1.0] and second.tensors.rewards.dtype == torch.float32
 
 
 @pytest.mark.parametrize("estimator", [CAPPED, BOTH])
@@ -115,30 +139,31 @@ def test_a_cap_gives_every_token_its_weight(policy, tokenizer, samples, estimato
     trainer, cap = one_by_one(policy), estimator.engine_ratio_cap
     pairs = [zip(*rows, strict=True) for rows in zip(trainer, engine_rows(samples), strict=True)]
     expected = [[min(math.exp(t - e), cap) for t, e in row] for row in pairs]
-    torch.testing.assert_close(scores.token_weights.where(MASK, 0.0), placed(expected))
-    assert (scores.token_weights[~MASK] == 1).all()
-    assert (scores.token_weights == cap).any() and (scores.token_weights < 1).any()
-    assert (scores.old_log_probs is None) == (estimator is CAPPED)
-    torch.testing.assert_close(scores.trainer, flat(trainer))
+    torch.testing.assert_close(scores.tensors.token_weights.where(MASK, 0.0), placed(expected))
+    assert (scores.tensors.token_weights[~MASK] == 1).all()
+    assert (scores.tensors.token_weights == cap).any() and (scores.tensors.token_weights < 1).any()
+    assert (scores.tensors.old_log_probs is None) == (estimator is CAPPED)
+    torch.testing.assert_close(scores.compared[0], flat(trainer))
 
 
 def test_a_cap_with_rollouts_ahead_corrects_for_older_weights(policy, tokenizer, samples):
     """pi_0 is then the policy of now, and the weights lead to it from the engine's."""
     ahead, at_once = (score_samples(policy, tokenizer, samples, configuration(BOTH, ahead=a)) for a in (True, False))
-    assert torch.equal(ahead.old_log_probs, at_once.old_log_probs)
-    assert torch.equal(ahead.token_weights, at_once.token_weights)
+    assert torch.equal(ahead.tensors.old_log_probs, at_once.tensors.old_log_probs)
+    assert torch.equal(ahead.tensors.token_weights, at_once.tensors.token_weights)
 
 
 def test_scores_depend_neither_on_padding_nor_on_the_cut(policy, tokenizer, samples):
     whole = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, gradient_accumulation_steps=1))
-    cut = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, gradient_accumulation_steps=4))
-    torch.testing.assert_close(whole.trainer, cut.trainer)
-    torch.testing.assert_close(whole.old_log_probs[MASK], cut.old_log_probs[MASK])
+    pieces = score_samples(policy, tokenizer, samples, configuration(REWEIGHTED, gradient_accumulation_steps=4))
+    torch.testing.assert_close(whole.compared[0], pieces.compared[0])
+    torch.testing.assert_close(whole.tensors.old_log_probs[MASK], pieces.tensors.old_log_probs[MASK])
 
 
 def test_nothing_is_left_to_differentiate(policy, tokenizer, samples):
     scores = score_samples(policy.train(), tokenizer, samples, configuration(BOTH))
-    assert not any(value.requires_grad for value in vars(scores).values())
+    tensors = [t for t in (*vars(scores.tensors).values(), *scores.compared) if isinstance(t, torch.Tensor)]
+    assert len(tensors) == 9 and not any(tensor.requires_grad for tensor in tensors)
     assert policy.training
 
 
@@ -148,7 +173,7 @@ LOG_PROBS = st.floats(-20, 0, width=32)
 @settings(deadline=None)
 @given(st.lists(st.lists(st.tuples(LOG_PROBS, LOG_PROBS), min_size=1, max_size=9), min_size=1, max_size=4))
 def test_the_mismatch_is_that_of_all_tokens_of_all_batches(batches):
-    scores = [Scores(None, None, *map(torch.tensor, zip(*batch, strict=True))) for batch in batches]
+    scores = [Batch([], [], None, None, None, tuple(map(torch.tensor, zip(*batch, strict=True)))) for batch in batches]
     differences = [trainer - engine for batch in batches for trainer, engine in batch]
     found, sizes = mismatch(scores), sorted(abs(d) for d in differences)
     assert found["mismatch_mean"] == pytest.approx(sum(sizes) / len(sizes), abs=1e-4)
