@@ -37,7 +37,7 @@ mean = [1, 2]
 
 def grpo_train_step(*arguments, **settings):
     values = [math.sqrt(v) for v in (1, 4)]
-    return double(SHARE) * fmean(values) * k.losses.MAX_LOG_RATIO
+    return double(SHARE) * fmean(values) * k.estimators.MAX_LOG_RATIO
 
 def even(n):
     return table["a"][0] == 1 if n == 0 else odd(n - 1)

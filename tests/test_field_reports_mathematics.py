@@ -148,7 +148,7 @@ def test_b04_every_documented_argument_exists_and_is_used(tiny_gpt2, tokenizer):
     parameters = inspect.signature(grpo_train_step).parameters
     _, _, metadata = change(tiny_gpt2(), tokenizer, EIGHT)
     named = set(re.findall(r"`(\w+)`", inspect.getdoc(grpo_train_step)))
-    assert named - {"pack_rows"} <= set(parameters) | set(metadata)
+    assert named - {"policy_gradient_step"} <= set(parameters) | set(metadata)
     for notebook in sorted((paths.ROOT / "notebooks").glob("*.ipynb")):
         cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
         for source in ("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"):

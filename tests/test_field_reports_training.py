@@ -29,8 +29,7 @@ from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.models import make_optimizer
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
 from rlhelpers.tasks import Grader, Problem, get_prompt
-from rlhelpers.training import checkpoint
-from rlhelpers.training import own_step as components
+from rlhelpers.training import checkpoint, loop
 from rlhelpers.training.checkpoint import Checkpoint, newest
 from rlhelpers.training.config import make_config
 from rlhelpers.training.draws import draw_batch
@@ -71,7 +70,7 @@ def run(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "RUNS", tmp_path_factory.mktemp("runs"))
-        patch.setattr(components, "load_train_step", lambda *_: spy)
+        patch.setattr(loop, "load_readers_step", lambda *_: spy)
         return train(make_config(**SMALL)), given
 
 

@@ -68,7 +68,7 @@ def train(config: RunConfig) -> Path:
     readers_step = load_readers_step(config)
     engine = make_engine(config, policy, tokenizer, records.folder / "engine.log")
     with open_log(records, config.num_rollout_steps) as log:
-        if readers_step is not None:  # part of how the run was made
+        if config.components == "mine":  # part of how the run was made
             shutil.copy(own_step.FILE, records.folder)
         run = Run(config, task, policy, tokenizer, engine, log, readers_step)
         try:
