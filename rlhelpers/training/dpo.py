@@ -6,21 +6,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rlhelpers.checks import check_whole
+from rlhelpers.checks import check_one_of, check_whole
 from rlhelpers.kernels.dpo import compute_dpo_losses, end_id, implicit_reward_accuracy
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.models import load_policy
 from rlhelpers.tasks.datasets import PreferencePair, files_of_pairs, load_pairs
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import Lesson, OfflineConfig, alpaca_prompt, descend, learn, make_offline_config
+from rlhelpers.training.offline import OfflineConfig, OfflineTask, alpaca_prompt, descend, learn
 from rlhelpers.training.run_folder import RunRecords
-from rlhelpers.training.settings import Count, Real, Text
+from rlhelpers.training.settings import Count, LearningRate, Real, Text, make_settings, setting
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,10 +34,12 @@ class DPOConfig(OfflineConfig):
     """The defaults are the supplement's, but for beta, epochs and learning rate, which are for the tiny model.  A batch
     has `batch_size` pairs."""
 
-    PATHS: ClassVar[tuple[str, ...]] = ("pairs",)
-
     method: Literal["dpo"] = "dpo"
-    pairs: Text = Field(description="a file of pairs, or a folder with the four files of Anthropic's HH")
+    pairs: Text = setting(
+        affects="content",
+        named=False,
+        description="a file of pairs, or a folder with the four files of Anthropic's HH",
+    )
     reference_device: str | None = Field(
         None, pattern=r"^(cpu|cuda(:\d+)?)$", description="where the reference is; None: where the policy is"
     )
@@ -46,11 +48,11 @@ class DPOConfig(OfflineConfig):
     batch_size: Count = 64
     gradient_accumulation_steps: Count = 2
     epochs: Count = 2
-    learning_rate: Real = Field(1e-5, gt=0, le=1)
+    learning_rate: LearningRate = 1e-5
     eval_every: Count = 6
 
     @property
-    def files(self) -> list[Path]:
+    def data_files(self) -> list[Path]:
         return files_of_pairs(self.pairs)
 
 
@@ -70,9 +72,10 @@ PRESETS: dict[str, dict[str, Any]] = {"tiny": {}, "course": COURSE}
 
 
 def make_dpo_config(preset: str = "tiny", **settings: Any) -> DPOConfig:
-    """A checked configuration: the preset, then the settings that are not None.  Raises ValueError, a line for each
-    wrong setting."""
-    return make_offline_config(DPOConfig, PRESETS, preset, settings)
+    """Return a checked configuration: the preset, then the settings that are not None.  Raises ValueError with a line
+    for each wrong setting."""
+    check_one_of(PRESETS, preset=preset)
+    return make_settings(DPOConfig, preset, PRESETS[preset], settings, also=["preset"])
 
 
 def compute_per_instance_dpo_loss(
@@ -129,7 +132,7 @@ def train(config: DPOConfig) -> Path:
         records,
         policy,
         tokenizer,
-        Lesson(
+        OfflineTask(
             config.epochs * len(train_pairs) // config.batch_size,
             optimizer,
             update,

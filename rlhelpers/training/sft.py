@@ -6,21 +6,21 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from rlhelpers.checks import check_flag, check_whole
+from rlhelpers.checks import check_flag, check_one_of, check_whole
 from rlhelpers.kernels import get_response_log_probs
 from rlhelpers.models import eval_mode, load_policy, make_optimizer
 from rlhelpers.tasks.datasets import read_instructions, render
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import Lesson, OfflineConfig, descend, learn, make_offline_config
+from rlhelpers.training.offline import OfflineConfig, OfflineTask, descend, learn
 from rlhelpers.training.run_folder import RunRecords
-from rlhelpers.training.settings import Betas, Count, Real, Text
+from rlhelpers.training.settings import Betas, Count, LearningRate, Real, Text, make_settings, setting
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,20 +29,22 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class SFTConfig(OfflineConfig):
     """The defaults are for the tiny model.  A batch has `batch_size` pieces of `seq_length` tokens."""
 
-    PATHS: ClassVar[tuple[str, ...]] = ("train_data", "val_data")
-
     method: Literal["sft"] = "sft"
-    train_data: Text = Field(description="JSON lines with prompt and response")
-    val_data: Text = Field(description="the same, to measure the loss on")
+    train_data: Text = setting(affects="content", named=False, description="JSON lines with prompt and response")
+    val_data: Text = setting(affects="content", named=False, description="the same, to measure the loss on")
     seq_length: Count = 128
     epochs: Count = 2
     batch_size: Count = 16
     gradient_accumulation_steps: Count = 1
-    learning_rate: Real = Field(1e-3, gt=0, le=1)
+    learning_rate: LearningRate = 1e-3
     warmup: Real = Field(0.03, ge=0, le=1, description="share of the steps over which the rate rises")
     betas: Betas = (0.9, 0.95)
     weight_decay: Real = Field(0.0, ge=0)
     eval_every: Count = 20
+
+    @property
+    def data_files(self) -> list[Path]:
+        return [Path(self.train_data), Path(self.val_data)]
 
 
 # Of the supplement, whose data are UltraChat and SafetyLlama, for a model of 8B parameters.
@@ -62,9 +64,10 @@ PRESETS: dict[str, dict[str, Any]] = {"tiny": {}, "course": COURSE}
 
 
 def make_sft_config(preset: str = "tiny", **settings: Any) -> SFTConfig:
-    """A checked configuration: the preset, then the settings that are not None.  Raises ValueError, a line for each
-    wrong setting."""
-    return make_offline_config(SFTConfig, PRESETS, preset, settings)
+    """Return a checked configuration: the preset, then the settings that are not None.  Raises ValueError with a line
+    for each wrong setting."""
+    check_one_of(PRESETS, preset=preset)
+    return make_settings(SFTConfig, preset, PRESETS[preset], settings, also=["preset"])
 
 
 def train(config: SFTConfig) -> Path:
@@ -99,7 +102,7 @@ def train(config: SFTConfig) -> Path:
         ]
         return descend(policy, optimizer, parts, config.max_grad_norm) | {"learning_rate": rate}
 
-    lesson = Lesson(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
+    lesson = OfflineTask(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
     return learn(records, policy, tokenizer, lesson)
 
 
