@@ -17,7 +17,7 @@ MARK = ".tmp"  # the end of a name that is still being written
 
 
 class NotWrittenError(OSError):
-    """A file or folder could not be written, mostly because the disk is full.  What had its name before is untouched."""
+    """A file or folder could not be written, mostly because the disk is full.  What had its name before is there."""
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -12,8 +12,7 @@ from typing import Any
 
 from papermill import inspect_notebook
 
-from rlhelpers import files
-from rlhelpers import paths
+from rlhelpers import files, paths
 
 MOST = 10_000  # runs of a grid; who asks for more has mistyped a range
 

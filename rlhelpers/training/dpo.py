@@ -1,5 +1,4 @@
-"""Direct preference optimisation: the pairs, the reference, and the loop (supplement, problems `dpo_loss` and
-`dpo_training`)."""
+"""Direct preference optimisation (supplement, problems `dpo_loss` and `dpo_training`)."""
 
 from __future__ import annotations
 
@@ -31,8 +30,8 @@ Score = Callable[[Sequence[PreferencePair]], tuple[Tensor, dict[str, Tensor]]]
 
 
 class DPOConfig(OfflineConfig):
-    """The defaults are the supplement's, but for beta, epochs and learning rate, which are for the tiny model.  A batch
-    has `batch_size` pairs."""
+    """The defaults are the supplement's; beta, epochs and learning rate are for the tiny model.  A batch has
+    `batch_size` pairs."""
 
     method: Literal["dpo"] = "dpo"
     pairs: Text = setting(
@@ -87,8 +86,8 @@ def compute_per_instance_dpo_loss(
     response_chosen: str,
     response_rejected: str,
 ) -> Tensor:
-    """The DPO loss of one pair, a scalar on the policy's device with gradient to `lm`: the instruction is written in
-    the template of Alpaca, and the rest is as in kernels.preferences.compute_dpo_losses."""
+    """Return the DPO loss of one pair, a scalar on the policy's device with gradient to `lm`.  The instruction is
+    written in Alpaca's template; the rest is as in kernels.dpo.compute_dpo_losses."""
     losses, _ = compute_dpo_losses(
         lm, lm_ref, tokenizer, beta, [alpaca_prompt(tokenizer)(prompt)], [response_chosen], [response_rejected]
     )
@@ -96,15 +95,16 @@ def compute_per_instance_dpo_loss(
 
 
 def train(config: DPOConfig) -> Path:
-    """Train as the configuration says, by RMSprop; returns the run's folder, which is as that of an RL run
-    (training/records).  The model that it begins with is the reference.  `best` in the folder has the weights of the
-    validation with the highest `val_accuracy`, the earliest of them.
+    """Train as the configuration says, by RMSprop; return the run's folder (training/run_folder).
+
+    The reference is the model that the run begins with.  `best` in the folder has the weights of the first validation
+    with the highest `val_accuracy`.
 
     Metrics of each update and, named `val_...`, of the pairs that are held out: `loss`; `accuracy`, the share of pairs
     whose chosen response has the larger implicit reward; `margin` with its tenth and ninetieth percentiles,
-    `chosen_reward` and `rejected_reward`, means in nats.  With a task, `val_reward`, of one sampled answer to each
-    validation problem, and what evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on
-    as an RL run does.  Raises ValueError before the folder is made.
+    `chosen_reward` and `rejected_reward`, means in nats.  With a task, also what evaluation.evaluate gives of one
+    sampled answer to each validation problem, and `val_greedy_reward`.  With `resume` it goes on as an RL run does.
+    Raises ValueError before the folder is made.
     """
     records = RunRecords(config)
     if records.says_complete():
@@ -144,7 +144,7 @@ def train(config: DPOConfig) -> Path:
 
 
 def _part_of_loss(score: Score, pairs: Sequence[PreferencePair], batch_size: int, found: list) -> Tensor:
-    """What these pairs add to the mean over the batch; their rewards are appended to `found`."""
+    """Return what these pairs add to the mean over the batch; append their rewards to `found`."""
     losses, rewards = score(pairs)
     found.append(rewards)
     return losses.sum() / batch_size
@@ -169,14 +169,14 @@ def losses_of(
     tokenizer: PreTrainedTokenizerBase,
     beta: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """compute_dpo_losses of pairs, their instructions in the template of Alpaca."""
+    """Return compute_dpo_losses of pairs, their instructions in Alpaca's template."""
     prompts = list(map(alpaca_prompt(tokenizer), [pair.instruction for pair in pairs]))
     chosen, rejected = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
     return compute_dpo_losses(policy, reference, tokenizer, beta, prompts, chosen, rejected)
 
 
 def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
-    """Metrics of the implicit rewards of some batches of pairs, in nats."""
+    """Return metrics of the implicit rewards of some batches of pairs, in nats."""
     chosen, rejected = (
         torch.cat([rewards[name] for rewards in found]) for name in ("chosen_rewards", "rejected_rewards")
     )
@@ -195,8 +195,10 @@ def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
 def hold_out(
     pairs: Sequence[PreferencePair], n_val_pairs: int, seed: int
 ) -> tuple[list[PreferencePair], list[PreferencePair]]:
-    """Pairs to train on, and `n_val_pairs` drawn by the seed to validate on; an instruction of these is in none of
-    those.  Raises ValueError where there are not more pairs than are to be held out, and for a number below 0."""
+    """Return pairs to train on, and `n_val_pairs` drawn by the seed to validate on.  No instruction is in both.
+
+    Raises ValueError unless there are more pairs than are held out, and for a number below 0.
+    """
     check_whole(0, n_val_pairs=n_val_pairs)
     if n_val_pairs >= len(pairs):
         raise ValueError(f"n_val_pairs: got {n_val_pairs}; there are {len(pairs)} pairs, accepted are fewer")
@@ -208,8 +210,8 @@ def hold_out(
 def _that_fit(
     pairs: Sequence[PreferencePair], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[PreferencePair], int]:
-    """The pairs both of whose texts fit the model's context with an end, and how many do not.  Raises ValueError
-    where none does, or there is no end."""
+    """Return the pairs of which both texts fit the model's context with an end, and how many do not.  Raises ValueError
+    where none does, or the tokenizer has no end."""
     end_id(tokenizer)
     context, prompt = policy.config.max_position_embeddings, alpaca_prompt(tokenizer)
 

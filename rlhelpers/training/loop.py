@@ -86,7 +86,7 @@ class Run:
         self.remark = self.updates.remark = log.remark
         records, last = log.records, self.config.num_rollout_steps
         self.updates.keep = records.write_bad_batch
-        first = self._begin() if records.checkpoint is None else self._go_on(records.take_checkpoint(), log)
+        first = self._begin() if records.checkpoint is None else self._go_on(records.pop_checkpoint(), log)
         take_steps(
             log,
             range(first, last + 1),

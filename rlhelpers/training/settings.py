@@ -195,9 +195,11 @@ class RunSettings(BaseModel):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        wrong = [f"{name}: got {getattr(self, name)}; it must be {what}" for name, fine, what in self.rules() if not fine]
-        if wrong:
-            raise ValueError("\n".join(wrong))
+        broken = [(name, what) for name, fine, what in self.rules() if not fine]
+        if broken:
+            raise ValueError(
+                "\n".join(f"{name}: got {getattr(self, name)}; it must be {what}" for name, what in broken)
+            )
         return self
 
     @property

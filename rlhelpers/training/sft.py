@@ -71,12 +71,11 @@ def make_sft_config(preset: str = "tiny", **settings: Any) -> SFTConfig:
 
 
 def train(config: SFTConfig) -> Path:
-    """Tune as the configuration says; returns the run's folder, which is as that of an RL run (training/records).
+    """Tune as the configuration says; return the run's folder (training/run_folder).
 
-    Metrics: `loss`, `learning_rate` and `grad_norm` of each update, `val_loss` on all pieces of val_data, both in nats
-    per token; and with a task `val_reward`, of one sampled answer to each validation problem, and what
-    evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on as an RL run does.  Raises
-    ValueError before the folder is made.
+    Metrics: `loss`, `learning_rate` and `grad_norm` of each update; `val_loss` on all pieces of val_data.  Losses are in
+    nats per token.  With a task, also what evaluation.evaluate gives of one sampled answer to each validation problem,
+    and `val_greedy_reward`.  With `resume` it goes on as an RL run does.  Raises ValueError before the folder is made.
     """
     records = RunRecords(config)
     if records.says_complete():
@@ -107,9 +106,8 @@ def train(config: SFTConfig) -> Path:
 
 
 def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
-    """What the learning rate is multiplied by in update 1 to `steps`: from 0 up in a straight line over this share of
-    the updates, then down along a cosine.  It depends on the update alone, so a run that goes on needs to carry
-    nothing along."""
+    """Return the factor of the learning rate in updates 1 to `steps`: up from 0 in a line over this share of them, then
+    down along a cosine.  It depends on the update alone, so checkpoints need not keep it."""
     from transformers import get_cosine_schedule_with_warmup
 
     nothing = torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -119,14 +117,14 @@ def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
 
 @torch.no_grad()
 def mean_loss(policy: PreTrainedModel, pieces: PackedSFTDataset, batch_size: int = 16) -> float:
-    """Nats per token over all pieces."""
+    """Return the loss in nats per token over all pieces."""
     with eval_mode(policy):
         sums = [_losses(policy, batch).sum().item() for batch in iterate_batches(pieces, batch_size, shuffle=False)]
     return sum(sums) / (len(pieces) * pieces.seq_length)
 
 
 def _part_of_loss(policy: PreTrainedModel, pieces: Sequence[dict[str, Tensor]], batch_size: int) -> Tensor:
-    """What these pieces add to the mean over all tokens of the batch."""
+    """Return what these pieces add to the mean over all tokens of the batch."""
     batch = {name: torch.stack([piece[name] for piece in pieces]) for name in pieces[0]}
     return _losses(policy, batch).mean() * len(pieces) / batch_size
 
@@ -153,14 +151,13 @@ def _check_sizes(config: SFTConfig, pieces: int, val_pieces: int, context: int) 
 class PackedSFTDataset(Dataset):
     """Instructions and responses as pieces of `seq_length` tokens (supplement, problem `data_loading`).
 
-    `dataset_path`: JSON lines with `prompt` and `response`, plain or gzipped.  Each is written in the template of
-    Alpaca and encoded as one text, BOS before it and EOS after it where the tokenizer has them.  With `shuffle` the
-    documents are put into an order that `seed` decides, before they are joined; the pieces keep the order of the
-    stream.  The labels of a piece are the tokens that follow its own in the stream, so the last piece needs one token
-    beyond its length, and what is left over after it is dropped: there are (tokens - 1) // seq_length pieces.
+    dataset_path: JSON lines with `prompt` and `response`, plain or gzipped.  Each is written in Alpaca's template and
+      encoded as one text, with BOS and EOS where the tokenizer has them; the texts are joined into one stream.
+    shuffle: the texts are joined in an order that `seed` decides.  Pieces keep the order of the stream.
 
-    An item is {"input_ids", "labels"}, each (seq_length,) int64.  Raises ValueError for a seq_length below 1, a
-    shuffle or seed of another kind, and what read_instructions raises.
+    An item is {"input_ids", "labels"}, each (seq_length,) int64; labels are the tokens that follow in the stream.  There
+    are (tokens - 1) // seq_length pieces; the rest is dropped.  Raises ValueError for a seq_length below 1, a shuffle or
+    seed of another kind, and what read_instructions raises.
     """
 
     def __init__(
@@ -193,9 +190,12 @@ class PackedSFTDataset(Dataset):
 
 
 def iterate_batches(dataset: Dataset, batch_size: int, shuffle: bool) -> DataLoader:
-    """One epoch: dicts of stacked tensors, (batch_size, seq_length) each, a short last batch kept; its `len` is the
-    number of batches.  With `shuffle`, torch's global generator decides the order of the pieces, a new one each time
-    that it is iterated over.  Raises ValueError for a batch_size below 1, or a shuffle that is no bool."""
+    """Return one epoch of dicts of stacked tensors, (batch_size, seq_length) each; its `len` is the number of batches.
+    A short last batch is kept.
+
+    shuffle: torch's global generator decides the order of the pieces, a new one for each iteration.
+    Raises ValueError for a batch_size below 1, or a shuffle that is no bool.
+    """
     check_whole(1, batch_size=batch_size)
     check_flag(shuffle=shuffle)
     return DataLoader(dataset, batch_size, shuffle=shuffle)

@@ -17,8 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlhelpers import files
-from rlhelpers import paths
+from rlhelpers import files, paths
 
 
 def main() -> None:
