@@ -259,5 +259,5 @@ def test_d22_runs_of_one_name(roots, write_run):
     runs = list_runs("one")
     with pytest.raises(ValueError, match="two runs have estimator='grpo' and seed 0"):
         read_curves(runs, "val_reward", "estimator")
-    group = comparable(runs, make_config().model_dump(mode="json"), except_for=[])
+    group = comparable(runs, make_config().comparable_settings(), except_for=[])
     assert read_curves(group, "val_reward", "estimator").columns.tolist() == [("grpo", s) for s in range(3)]

@@ -195,11 +195,10 @@ class RunSettings(BaseModel):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        broken = [(name, what) for name, fine, what in self.rules() if not fine]
+        broken = [(name, accepted) for name, fine, accepted in self.rules() if not fine]
         if broken:
-            raise ValueError(
-                "\n".join(f"{name}: got {getattr(self, name)}; it must be {what}" for name, what in broken)
-            )
+            lines = (f"{name}: got {getattr(self, name)}; it must be {accepted}" for name, accepted in broken)
+            raise ValueError("\n".join(lines))
         return self
 
     @property

@@ -73,9 +73,10 @@ def make_sft_config(preset: str = "tiny", **settings: Any) -> SFTConfig:
 def train(config: SFTConfig) -> Path:
     """Tune as the configuration says; return the run's folder (training/run_folder).
 
-    Metrics: `loss`, `learning_rate` and `grad_norm` of each update; `val_loss` on all pieces of val_data.  Losses are in
-    nats per token.  With a task, also what evaluation.evaluate gives of one sampled answer to each validation problem,
-    and `val_greedy_reward`.  With `resume` it goes on as an RL run does.  Raises ValueError before the folder is made.
+    Metrics: `loss`, `learning_rate` and `grad_norm` of each update; `val_loss` on all pieces of val_data.  Losses are
+    in nats per token.  With a task, also what evaluation.evaluate gives of one sampled answer to each validation
+    problem, and `val_greedy_reward`.  With `resume` it goes on as an RL run does.  Raises ValueError before the folder
+    is made.
     """
     records = RunRecords(config)
     if records.says_complete():
@@ -101,8 +102,8 @@ def train(config: SFTConfig) -> Path:
         ]
         return descend(policy, optimizer, parts, config.max_grad_norm) | {"learning_rate": rate}
 
-    lesson = OfflineTask(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
-    return learn(records, policy, tokenizer, lesson)
+    task = OfflineTask(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
+    return learn(records, policy, tokenizer, task)
 
 
 def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
@@ -155,9 +156,9 @@ class PackedSFTDataset(Dataset):
       encoded as one text, with BOS and EOS where the tokenizer has them; the texts are joined into one stream.
     shuffle: the texts are joined in an order that `seed` decides.  Pieces keep the order of the stream.
 
-    An item is {"input_ids", "labels"}, each (seq_length,) int64; labels are the tokens that follow in the stream.  There
-    are (tokens - 1) // seq_length pieces; the rest is dropped.  Raises ValueError for a seq_length below 1, a shuffle or
-    seed of another kind, and what read_instructions raises.
+    An item is {"input_ids", "labels"}, each (seq_length,) int64; labels are the tokens that follow in the stream.
+    There are (tokens - 1) // seq_length pieces; the rest is dropped.  Raises ValueError for a seq_length below 1, a
+    shuffle or seed of another kind, and what read_instructions raises.
     """
 
     def __init__(
