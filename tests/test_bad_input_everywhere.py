@@ -11,6 +11,8 @@ import test_bad_input_kernels
 import test_bad_input_tasks_and_rollouts
 import test_bad_input_theory
 import test_bad_input_training
+import test_config
+import test_own_step
 
 from rlhelpers import paths
 
@@ -20,6 +22,8 @@ TABLES = (
     test_bad_input_tasks_and_rollouts,
     test_bad_input_theory,
     test_bad_input_training,
+    test_config,
+    test_own_step,
 )
 WITHOUT_A_ROW = {
     "Completion": "a record that engines write, and nobody else",
