@@ -152,7 +152,7 @@ class _Loader(yaml.SafeLoader):
 def load_yaml(text: str, where: str) -> Any:
     """Return the content.  Raises ValueError with one line that begins with `where`, the file's name."""
     try:
-        return yaml.load(text, _Loader)
+        return _Loader(text).get_single_data()
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{where}: {' '.join(f'{error}'.split())}") from error
 

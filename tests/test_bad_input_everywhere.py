@@ -37,7 +37,7 @@ WITHOUT_A_ROW = {
     "counted": "writes whatever number it is given",
     "between": "a kind of settings; test_bad_parameters feeds them",
     **dict.fromkeys(["make_sft_config", "make_dpo_config", "hold_out", "losses_of"], "see test_offline and test_dpo"),
-    **dict.fromkeys(["PackedSFTDataset", "iterate_batches"], "see test_packed"),
+    **dict.fromkeys(["PackedSFTDataset", "iterate_batches"], "see test_sft"),
     **dict.fromkeys(["load_pairs", "pair_solutions", "write_pairs"], "see test_preference_pairs"),
     **dict.fromkeys(["render", "alpaca_prompt"], "see test_instructions"),
     **dict.fromkeys(["read_texts", "write_texts"], "see test_data_files"),

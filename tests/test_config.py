@@ -176,7 +176,7 @@ def test_a_row_of_ones_own():
     assert config.model_dump(mode="json")["estimator"]["baseline"].endswith("halved")
 
 
-def test_a_variant_names_settings_in_the_order_of_earlier_folders():
+def test_a_variant_has_the_order_of_earlier_folders():
     settings = {"learning_rate": 1e-3, "gradient_accumulation_steps": 1, "train_batch_size": 8, "eval_every": 2}
     settings |= {"n_val_examples": 16, "prompt": "question_only", "num_rollout_steps": 5, "max_tokens": 32}
     assert make_config(**settings).variant == (

@@ -154,7 +154,6 @@ def test_every_line_is_json_for_every_parser():
     assert type(lines[0]["n"]) is int
 
 
-@pytest.mark.slow
 @pytest.mark.field_report("D18")
 @pytest.mark.usefixtures("one_thread")
 def test_no_timeout_by_default_and_an_interrupt_loses_a_step(tmp_path, monkeypatch):
