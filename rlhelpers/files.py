@@ -1,12 +1,7 @@
-"""Files and folders that are there whole or not at all, whatever ends the process that writes, or fills the disk.
-
-JSON that every parser reads.
-
-YAML in which no name stands twice in one mapping; what is wrong with it is said in one line."""
+"""Files and folders that are there whole or not at all, whatever ends the writing process or fills the disk; JSON that
+every parser reads; YAML whose errors are one line."""
 
 import hashlib
-import json
-import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,24 +11,26 @@ from typing import Any
 
 import yaml
 
-MARK = ".tmp"  # what ends so was being written
+MARK = ".tmp"  # the end of a name that is still being written
+
+# --- atomic writing --------------------------------------------------------------------------------------------------
 
 
 class NotWrittenError(OSError):
-    """A file or folder could not be written, mostly for want of room.  What had its name before is there as it was."""
+    """A file or folder could not be written, mostly because the disk is full.  What had its name before is there."""
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Readers see the old file or the new one, never half of it.  Raises NotWrittenError."""
+    """Replace a file's content: readers see the old or the new one, never half of it.  Raises NotWrittenError."""
     with whole_file(path) as new:
         new.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """A name to write to; that file is on the disk before it gets the name `path`, at the end of the block.
+    """Yield a temporary name to write to; at the end of the block, sync that file to disk and rename it to `path`.
 
-    After an error nothing is left; one of those that writing brings is a NotWrittenError.
+    After an error nothing is left.  An error in writing is raised as NotWrittenError.
     """
     temporary = _temporary(path)
     with _naming(path):
@@ -48,10 +45,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(folder: Path) -> Iterator[Path]:
-    """An empty folder to write into, which is on the disk before it gets the name `folder`, at the end of the block.
+    """Yield an empty temporary folder; at the end of the block, sync it to disk and rename it to `folder`.
 
-    What had that name goes just before.  After an error nothing is left; any of those that libraries have for a full
-    disk is a NotWrittenError.
+    An earlier folder of that name is removed just before.  After an error nothing is left.  The errors that libraries
+    have for a full disk are raised as NotWrittenError.
     """
     temporary = _temporary(folder)
     with _naming(folder):
@@ -83,13 +80,13 @@ def append(path: Path, text: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """What writers left in a folder that were killed.  Nobody may be writing into it."""
+    """Remove what killed writers left in a folder.  Nobody may be writing into it."""
     for path in folder.glob(f"*{MARK}"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def to_disk(path: Path) -> None:
-    """Wait until a file's bytes, or a folder's names, would outlive a power failure.  Raises NotWrittenError."""
+    """Wait until a file's bytes, or a folder's names, would survive a power failure.  Raises NotWrittenError."""
     with _naming(path):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -100,8 +97,8 @@ def to_disk(path: Path) -> None:
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """An error inside is said in a line that names the path: the system's own seldom does, and safetensors, tokenizers
-    and torch.save have one of their own kind each."""
+    """Raise an error inside as a NotWrittenError that names the path.  The system's own seldom does, and safetensors,
+    tokenizers and torch.save each have an error of another kind."""
     try:
         yield
     except Exception as error:
@@ -119,51 +116,48 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f"{path.name}.{os.getpid()}{MARK}")
 
 
-def strict_json(value: Any, **options: Any) -> str:
-    """As text: NaN and infinities become null, tensors and numpy scalars numbers."""
-    return json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, **options)
+# --- JSON and YAML ---------------------------------------------------------------------------------------------------
+
+
+def strict_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON without NaN and infinities, which become null.  Tensors and arrays become numbers and lists."""
+    from pydantic_core import to_json  # here, because most who write files write no JSON
+
+    return to_json(value, indent=indent, inf_nan_mode="null", fallback=_numbers).decode("utf-8")
 
 
 def json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    """A line for each row."""
+    """Return a line of JSON for each row."""
     return "".join(strict_json(row) + "\n" for row in rows)
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if hasattr(value, "tolist"):  # torch tensors and numpy arrays and scalars
-        return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+def _numbers(value: Any) -> Any:
+    """Return what is in a tensor of torch, or in an array or scalar of numpy."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"a {type(value).__name__} is not JSON")
+    return value.tolist()
 
 
-def load(text: str, where: str) -> Any:
-    """The content.  Raises ValueError beginning with `where`, the file's name."""
+class _Loader(yaml.SafeLoader):
+    """Refuses a mapping in which a name stands twice; YAML would take the last."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{', '.join(twice)}: given twice, line {node.start_mark.line + 1} and after")
+        return node
+
+
+def load_yaml(text: str, where: str) -> Any:
+    """Return the content.  Raises ValueError with one line that begins with `where`, the file's name."""
     try:
-        for node in _mappings(yaml.compose(text, yaml.SafeLoader)):
-            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if twice := sorted({name for name in names if names.count(name) > 1}):
-                raise ValueError(f"{', '.join(twice)}: given twice, line {node.start_mark.line + 1} and after")
-        return yaml.safe_load(text)
+        return _Loader(text).get_single_data()
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{where}: {' '.join(f'{error}'.split())}") from error
 
 
-def _mappings(node: yaml.Node | None, seen: frozenset[int] = frozenset()) -> Iterator[yaml.MappingNode]:
-    """All in this one and itself; an alias within itself is not followed."""
-    if isinstance(node, yaml.CollectionNode) and id(node) not in seen:
-        if isinstance(node, yaml.MappingNode):
-            yield node
-        for part in node.value:
-            for inner in part if isinstance(part, tuple) else (part,):
-                yield from _mappings(inner, seen | {id(node)})
-
-
 def sha256(file: Path) -> str:
-    """Of a file's bytes, as `sha256sum` writes it."""
+    """Return the checksum of a file's bytes, as `sha256sum` writes it."""
     with open(file, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()

@@ -11,6 +11,8 @@ import test_bad_input_kernels
 import test_bad_input_tasks_and_rollouts
 import test_bad_input_theory
 import test_bad_input_training
+import test_config
+import test_own_step
 
 from rlhelpers import paths
 
@@ -20,6 +22,8 @@ TABLES = (
     test_bad_input_tasks_and_rollouts,
     test_bad_input_theory,
     test_bad_input_training,
+    test_config,
+    test_own_step,
 )
 WITHOUT_A_ROW = {
     "Completion": "a record that engines write, and nobody else",
@@ -33,7 +37,7 @@ WITHOUT_A_ROW = {
     "counted": "writes whatever number it is given",
     "between": "a kind of settings; test_bad_parameters feeds them",
     **dict.fromkeys(["make_sft_config", "make_dpo_config", "hold_out", "losses_of"], "see test_offline and test_dpo"),
-    **dict.fromkeys(["PackedSFTDataset", "iterate_batches"], "see test_packed"),
+    **dict.fromkeys(["PackedSFTDataset", "iterate_batches"], "see test_sft"),
     **dict.fromkeys(["load_pairs", "pair_solutions", "write_pairs"], "see test_preference_pairs"),
     **dict.fromkeys(["render", "alpaca_prompt"], "see test_instructions"),
     **dict.fromkeys(["read_texts", "write_texts"], "see test_data_files"),

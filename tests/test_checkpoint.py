@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlhelpers import files as atomic
-from rlhelpers.files import remove_leftovers, whole_folder, write_atomically
 from rlhelpers.rollouts import Completion, Rollout
-from rlhelpers.training.checkpoint import Checkpoint, newest, remove_later
+from rlhelpers.training.checkpoint import STATE, WEIGHTS, Checkpoint, newest, remove_later
 
 CPU = torch.device("cpu")
 CARRIED = {"tally": {"skipped": 0.1 + 0.2}, "remarks": ["’é"]}
@@ -142,30 +140,33 @@ def test_the_sums_are_those_of_sha256sum(tmp_path, moving):
     assert json.loads((folder / "state.json").read_text(encoding="utf-8"))["carried"] == CARRIED
 
 
-# What both files and folders are written with.
+@pytest.mark.field_report("B45")
+@pytest.mark.parametrize("damage", ["half the weights", "no optimizer", "no name"])
+def test_one_that_is_not_whole_is_not_used(damage, tmp_path, moving):
+    for step in (9, 10, 20):
+        take(step, moving).save(tmp_path)
+    take(9, moving).save(tmp_path / "nine")
+    (tmp_path / "nine" / "step_00009").rename(tmp_path / "step_9")  # "step_9" > "step_00010" as text
+    last, said = tmp_path / "step_00020", []
+    if damage == "half the weights":
+        os.truncate(last / WEIGHTS, (last / WEIGHTS).stat().st_size // 2)
+    elif damage == "no optimizer":
+        (last / STATE).unlink()
+    else:
+        last.rename(tmp_path / "step_00020.123.tmp")
+    assert newest(tmp_path, "f", said.append).step == 10
+    assert len(said) == (damage != "no name") and all("step_00020 is not used" in text for text in said)
 
 
-def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
-    file = tmp_path / "run.json"
-    write_atomically(file, "old")
-    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(file, "new")
-    assert file.read_text(encoding="utf-8") == "old"
-    remove_leftovers(tmp_path)
-    assert list(tmp_path.iterdir()) == [file]
+@pytest.mark.field_report("B45")
+def test_it_has_its_name_when_it_is_whole(tmp_path, moving, monkeypatch):
+    names = []
 
-
-def test_a_folder_is_there_when_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
-    order = []
-    monkeypatch.setattr(atomic, "to_disk", lambda path: order.append((path.name, (tmp_path / "new").exists())))
-    with whole_folder(tmp_path / "new") as folder:
-        (folder / "a").write_text("a", encoding="utf-8")
-        assert not (tmp_path / "new").exists()
-    assert order == [("a", False), (folder.name, False), (tmp_path.name, True)]
-    with pytest.raises(OSError, match="disk full"), whole_folder(tmp_path / "new") as folder:
+    def save(state, file):
+        names.append(file.parent.name)
         raise OSError("disk full")
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "a"]
-    with whole_folder(tmp_path / "new") as folder:
-        (folder / "b").write_text("b", encoding="utf-8")
-    assert [path.name for path in tmp_path.rglob("*")] == ["new", "b"]
+
+    monkeypatch.setattr(torch, "save", save)
+    with pytest.raises(OSError, match="disk full"):
+        take(10, moving).save(tmp_path)
+    assert len(names) == 1 and names[0].endswith(".tmp") and not list(tmp_path.iterdir())

@@ -71,7 +71,7 @@ def test_rewards_in_numbers():
 
 
 @pytest.mark.parametrize(("accuracies", "best"), [([0.5, 0.6, 0.9, 0.9, 0.7], 2), ([1.0, 0.2, 0.1, 0.1, 0.1], 1)])
-def test_the_best_weights_are_the_first_with_the_highest_accuracy(tmp_path, monkeypatch, accuracies, best):
+def test_the_best_weights_are_the_first_of_the_highest_accuracy(tmp_path, monkeypatch, accuracies, best):
     """Those before the first update do not count."""
     write_model(tmp_path / "model")
     write_pairs(tmp_path / "pairs.jsonl", PAIRS)
@@ -100,7 +100,7 @@ def test_the_best_weights_are_the_first_with_the_highest_accuracy(tmp_path, monk
         ("<|pad|>", 2100, "pairs: none of 24 fits the model's context"),
     ],
 )
-def test_what_no_pair_can_be_read_with_is_named_before_the_folder_is_made(tmp_path, end, words, message):
+def test_what_no_pair_can_be_read_with_is_named(tmp_path, end, words, message):
     write_model(tmp_path / "model")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     tokenizer.eos_token = end

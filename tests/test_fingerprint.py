@@ -1,7 +1,10 @@
 """Fingerprints: the same for the same numbers, another one for everything that could change a bit of them."""
 
+import dataclasses
 import functools
+import linecache
 import textwrap
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -9,20 +12,20 @@ import torch
 from rlhelpers import paths
 from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
 from rlhelpers.training.config import RunConfig, make_config
-from rlhelpers.training.fingerprint import WITHOUT_EFFECT, fingerprint
+from rlhelpers.training.dpo import DPOConfig, make_dpo_config
+from rlhelpers.training.settings import Count, RunSettings, recorded_cells, setting
+from rlhelpers.training.sft import SFTConfig, make_sft_config
 
 # Another value for every setting than the default, in a configuration that has them all.
 BASE = {"engine": "vllm-server"}
-OTHER = {
+NUMBERS = {
     "seed": 1,
     "model": "other",
-    "device": "cpu",
     "task": "gsm8k",
     "prompt": "question_only",
     "n_train_examples": 6000,
     "n_val_examples": 500,
     "engine": "vllm",
-    "kv_cache_gib": 2.0,
     "rollouts_ahead": True,
     "temperature": 0.7,
     "top_p": 0.9,
@@ -33,8 +36,6 @@ OTHER = {
     "group_size": 4,
     "rollout_batch_size": 256,
     "train_batch_size": 64,
-    "gradient_accumulation_steps": 8,
-    "gradient_checkpointing": True,
     "num_rollout_steps": 51,
     "learning_rate": 1e-4,
     "max_grad_norm": float("inf"),
@@ -42,6 +43,8 @@ OTHER = {
     "weight_decay": 0.1,
     "eval_every": 6,
 }
+ROUNDING = {"device": "cpu", "kv_cache_gib": 2.0, "gradient_accumulation_steps": 8, "gradient_checkpointing": True}
+OTHER = NUMBERS | ROUNDING
 NO_EFFECT = {
     "experiment": "other",
     "variant": "other",
@@ -51,15 +54,73 @@ NO_EFFECT = {
     "resume": True,
     "tracker": "wandb",
 }
+KINDS = [RunConfig, SFTConfig, DPOConfig]
 
 
 def of(**settings):
     return make_config(**BASE | settings).fingerprint
 
 
-def test_every_setting_is_one_or_the_other():
-    assert set(OTHER) | WITHOUT_EFFECT == set(RunConfig.model_fields)
-    assert set(NO_EFFECT) | {"sleep_level"} == WITHOUT_EFFECT  # which goes with another engine
+def that_affect(kind, what):
+    return {name for name in kind.model_fields if kind.mark(name, "affects") == what}
+
+
+def test_what_each_setting_affects():
+    assert that_affect(RunConfig, "numbers") == set(NUMBERS)
+    assert that_affect(RunConfig, "rounding") == set(ROUNDING)
+    assert that_affect(RunConfig, "nothing") == {*NO_EFFECT, "sleep_level"}  # which goes with another engine
+    assert that_affect(SFTConfig, "content") == {"train_data", "val_data"}
+    assert that_affect(DPOConfig, "content") == {"pairs"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_kind_declares_anew_affects_the_same(kind):
+    for name in RunSettings.model_fields:
+        assert all(kind.mark(name, mark) == RunSettings.mark(name, mark) for mark in ("affects", "named"))
+
+
+def test_comparable_settings_are_those_that_affect_numbers():
+    assert set(make_config().comparable_settings()) == set(NUMBERS) - {"seed"}
+    same = make_config(**BASE).comparable_settings()
+    for name in {**ROUNDING, **NO_EFFECT, "seed": 1}:
+        assert make_config(**BASE | {name: (OTHER | NO_EFFECT)[name]}).comparable_settings() == same
+    for name in set(NUMBERS) - {"seed"}:
+        assert make_config(**BASE | {name: NUMBERS[name]}).comparable_settings() != same
+
+
+def test_fingerprints_of_earlier_runs_stay(tmp_path, monkeypatch):
+    """Checkpoints and committed results depend on them."""
+    monkeypatch.setattr(paths, "TINY", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("", encoding="utf-8")
+    assert make_config().fingerprint == "a511944a5e003eb5"
+    assert make_config("course", estimator="offpolicy_clip").fingerprint == "c9be9aa06c6ba293"
+    assert make_config("two-gpu", quick=True, rollouts_ahead=True, device="cuda:1").fingerprint == "ff72089c9fe15a74"
+    assert make_config(estimator=Estimator("own", "none", engine_ratio_cap=2.0)).fingerprint == "e8fe4f9f4897dda4"
+    assert make_sft_config(train_data="rows.jsonl", val_data="rows.jsonl").fingerprint == "e99d4bd644827042"
+    assert make_dpo_config("course", pairs="rows.jsonl").fingerprint == "a82c6146223e41e3"
+
+
+def test_a_setting_that_was_added_later_counts_where_it_is_used():
+    class Later(RunConfig):
+        more: Count = setting(3, added_later=True)
+
+    assert Later(variant="grpo").fingerprint == make_config().fingerprint
+    assert Later(variant="grpo", more=4).fingerprint != make_config().fingerprint
+    assert "more" in Later().comparable_settings()
+
+
+def test_a_cell_that_was_added_later_counts_where_it_is_used():
+    @dataclass(frozen=True)
+    class Later(Estimator):
+        more: float = field(default=0.0, metadata={"added_later": True})
+
+    own = Estimator("own", baseline="none")
+    cells = {name: getattr(own, name) for name in (cell.name for cell in dataclasses.fields(own))}
+    config, usual, other = (make_config(estimator=row) for row in (own, Later(**cells), Later(**cells, more=1.0)))
+    assert usual.fingerprint == config.fingerprint != other.fingerprint
+    assert usual.model_dump(mode="json") == config.model_dump(mode="json")
+    assert other.model_dump(mode="json")["estimator"]["more"] == recorded_cells(other.estimator)["more"] == 1.0
 
 
 def test_what_could_change_a_bit_changes_it():
@@ -72,7 +133,7 @@ def test_what_cannot_does_not(name):
     assert of(**{name: NO_EFFECT[name]}) == of()
 
 
-def test_it_is_the_same_in_another_process_and_for_another_gpu(monkeypatch):
+def test_it_is_the_same_for_another_gpu():
     assert make_config(device="cuda:1").fingerprint == make_config(device="cuda").fingerprint
     assert make_config(engine="vllm", sleep_level=1).fingerprint == make_config(engine="vllm").fingerprint
     assert make_config().fingerprint == make_config(estimator=ESTIMATORS["grpo"]).fingerprint
@@ -106,7 +167,7 @@ def test_own_components_count_by_their_source(tmp_path, monkeypatch):
 
 
 def of_function(function):
-    return fingerprint(make_config(estimator=Estimator("own", baseline=function)))
+    return make_config(estimator=Estimator("own", baseline=function)).fingerprint
 
 
 def times(rewards, factor):
@@ -149,9 +210,7 @@ def baseline(rewards):
 """
 
 
-def test_a_function_of_a_notebook_counts_with_what_it_uses_there(tmp_path, monkeypatch):
-    import linecache
-
+def test_a_function_of_a_notebook_counts_with_what_it_uses(tmp_path):
     usual = {"divisor": 2, "scale": 1.0, "comment": "", "function": "exp"}
     prints = []
     for change in ({}, {}, {"divisor": 3}, {"scale": 2.0}, {"function": "sin"}):

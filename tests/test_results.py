@@ -12,7 +12,7 @@ from rlhelpers.training.run_folder import RunRecords
 
 
 def defaults(**changes):
-    return make_config(**changes).model_dump(mode="json")
+    return make_config(**changes).comparable_settings()
 
 
 def test_complete_runs_of_both_roots_and_the_readers_own_first(roots, write_run):

@@ -32,7 +32,7 @@ PACKAGE = Path(rlhelpers.__file__).parent
 # Code that a person has named: a notebook's own cells, and two files of python.
 RUN_CODE = {
     "workbook/configurations.py": ["exec"],
-    "training/components.py": ["exec_module"],
+    "training/own_step.py": ["exec_module"],
     "bench/grader.py": ["exec_module"],
 }
 LOADERS = {"AutoTokenizer", "AutoConfig", "AutoModelForCausalLM"}

@@ -1,5 +1,6 @@
 """A server's process: its log, its end with all its children, ports, and output that goes to a log."""
 
+import io
 import os
 import signal
 import socket
@@ -7,10 +8,13 @@ import subprocess
 import sys
 
 import pytest
+import zmq
+from ipykernel.iostream import IOPubThread, OutStream
+from jupyter_client.session import Session
 from processes import is_alive, wait_until
 
 from rlhelpers.rollouts import processes as server_process
-from rlhelpers.rollouts.processes import ServerProcess, free_port, is_free
+from rlhelpers.rollouts.processes import ServerProcess, free_port, is_free, output_to
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('stubborn', flush=True); "
 # A server with a child that ends when it is told to and one that does not.
@@ -186,3 +190,32 @@ def test_a_port_that_a_server_has_just_left_is_free():
         with socket.create_connection(("127.0.0.1", port)):
             server.accept()[0].close()
     assert is_free("127.0.0.1", port)
+
+
+@pytest.fixture(params=["StringIO", "OutStream"])
+def stream_without_a_file(request, monkeypatch):
+    """Standard output and error of a notebook, with no descriptor behind them."""
+    if request.param == "StringIO":
+        stream = io.StringIO()
+    else:
+        thread = IOPubThread(zmq.Context.instance().socket(zmq.PUB))
+        request.addfinalizer(thread.close)
+        stream = OutStream(Session(), thread, "stdout", watchfd=False)
+        request.addfinalizer(stream.close)
+    with pytest.raises(io.UnsupportedOperation):
+        stream.fileno()
+    monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setattr(sys, "stderr", stream)
+
+
+@pytest.mark.slow
+@pytest.mark.field_report("D16")
+def test_a_server_is_started_from_a_notebook(stream_without_a_file, tmp_path):
+    server = ServerProcess([sys.executable, "-c", "print('it fails'); raise SystemExit(4)"], {}, tmp_path / "a.log")
+    wait_until(lambda: server.exit_status is not None)
+    server.stop()
+    assert server.exit_status == 4 and server.tail() == "it fails"
+    with output_to(tmp_path / "b.log"):
+        subprocess.run([sys.executable, "-c", "print('from a child')"], check=True)
+        print("from here")
+    assert (tmp_path / "b.log").read_text(encoding="utf-8") == "from a child\nfrom here\n"

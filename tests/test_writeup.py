@@ -114,7 +114,7 @@ def test_its_numbers_are_those_of_the_committed_runs(exported):
     from rlhelpers.evidence.runs import comparable
     from rlhelpers.training.config import make_config
 
-    runs = comparable(list_runs("04_grpo", committed_only=True), make_config().model_dump(mode="json"), [])
+    runs = comparable(list_runs("04_grpo", committed_only=True), make_config().comparable_settings(), [])
     scores = [run.metrics["val_reward"].dropna().tail(3).mean() for run in runs.itertuples()]
     html = (exported[0] / "writeup.html").read_text(encoding="utf-8")
     assert f"final score {sum(scores) / len(scores):.3f} [" in html and f"{len(scores)} seeds" in html

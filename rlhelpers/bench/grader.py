@@ -24,7 +24,7 @@ from rlhelpers.tasks.grading import Grade, grade
 from rlhelpers.tasks.prompts import get_prompt
 from rlhelpers.tiny.corpus import FAITHFUL_ENDINGS, LOOSE_ENDINGS, closing
 from rlhelpers.tiny.problems import draw_problems
-from rlhelpers.training.run_folder import installed_versions
+from rlhelpers.training.provenance import installed_versions
 
 ROUNDS = 5
 OURS, MATH_VERIFY, COURSE, IN_THE_FILE = "rlhelpers", "math-verify", "course", "in the file"

@@ -32,7 +32,8 @@ from rlhelpers.rollouts import Completion, RolloutEngine, Sampling
 from rlhelpers.rollouts.engine import encode_prompts
 from rlhelpers.tasks.prompts import TEMPLATES, Template
 from rlhelpers.training.config import RunConfig
-from rlhelpers.training.run_folder import free_name, provenance
+from rlhelpers.training.provenance import provenance
+from rlhelpers.training.run_folder import free_name
 from rlhelpers.training.sampler import Sampler, make_engine
 
 if TYPE_CHECKING:  # transformers takes seconds to import

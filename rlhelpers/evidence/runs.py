@@ -115,9 +115,6 @@ def _names(table: pd.DataFrame) -> str:
     return ", ".join(map(str, table))
 
 
-# Settings that say where a run lies, how it was computed and what it left, and nothing about what was computed.
-BOOKKEEPING = {"experiment", "variant", "seed", "device", "gradient_accumulation_steps", "rollouts_every", "tracker"}
-BOOKKEEPING |= {"engine_gpu", "kv_cache_gib", "sleep_level", "gradient_checkpointing", "checkpoint_every", "resume"}
 # What runs did before there was a choice.
 BEFORE_A_CHOICE = {"components": "package", "engine": "torch", "rollouts_ahead": False}
 
@@ -177,26 +174,27 @@ def _describe(folder: Path) -> dict[str, Any]:
 
 
 def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], except_for: Collection[str]) -> pd.DataFrame:
-    """The runs that agree with `settings` in all that matters, but for the settings named in `except_for`.
+    """Return the runs that agree with `settings`, but for those named in `except_for`.
 
-    `settings`: RunConfig.model_dump(mode="json").  Runs that differ only in bookkeeping are one run done again; the
-    last one listed counts, which is one of data/runs where there is one.
+    settings: what must agree, as RunConfig.comparable_settings() gives it.  Runs of one seed that agree in all of it
+    are one run done again: the last one listed counts, which is one of data/runs where there is one.
     """
     check_table(runs=runs)
-    check_kind(Mapping, "settings by name, as RunConfig.model_dump gives them", settings=settings)
+    check_kind(Mapping, "settings by name, as RunConfig.comparable_settings gives them", settings=settings)
     check_kind((list, tuple, set, frozenset), "a list of settings", except_for=except_for)
     check_texts(except_for=list(except_for))
     if unknown := set(except_for) - set(settings):
         raise ValueError(f"except_for: there is no setting {', '.join(sorted(unknown))}")
+    if "seed" in settings:  # of model_dump: no two seeds would agree
+        raise ValueError("settings: got a seed; accepted are those of RunConfig.comparable_settings()")
     wanted = {"row" if name == "estimator" else name: value for name, value in settings.items()}
-    matters = [name for name in wanted if name not in BOOKKEEPING]
     free = {"row" if name == "estimator" else name for name in except_for}
-    if unknown := set(matters) - free - set(runs):
+    if unknown := set(wanted) - free - set(runs):
         raise ValueError(f"settings: no run has {', '.join(sorted(unknown))}; accepted are {', '.join(map(str, runs))}")
     found = {}
     for run in runs.to_dict("records"):
-        if all(run[name] == wanted[name] for name in matters if name not in free):
-            found[repr([run["seed"], *(run[name] for name in matters)])] = run
+        if all(run[name] == wanted[name] for name in wanted if name not in free):
+            found[repr([run["seed"], *(run[name] for name in wanted)])] = run
     return pd.DataFrame(found.values(), columns=runs.columns)
 
 

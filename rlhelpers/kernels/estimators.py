@@ -11,7 +11,7 @@ constant.  A loss is minus an objective.
 import math
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -280,9 +280,10 @@ class Estimator:
     cliprange: ClipRange | None = None
     advantage_eps: float = 1e-6
     engine_ratio_cap: float | None = None
-    kl_coefficient: float = 0.0
-    kl_estimator: str = "k3"
-    prunes: bool = True
+    # Runs from before these cells were recorded without them; see settings.recorded_cells.
+    kl_coefficient: float = field(default=0.0, metadata={"added_later": True})
+    kl_estimator: str = field(default="k3", metadata={"added_later": True})
+    prunes: bool = field(default=True, metadata={"added_later": True})
 
     def __post_init__(self):
         check_text(name=self.name)

@@ -12,8 +12,7 @@ from typing import Any
 
 from papermill import inspect_notebook
 
-from rlhelpers import files as strict_yaml
-from rlhelpers import paths
+from rlhelpers import files, paths
 
 MOST = 10_000  # runs of a grid; who asks for more has mistyped a range
 
@@ -106,7 +105,7 @@ def read_experiments(file: Path, changes: Mapping[str, Any]) -> list[Grid]:
 def _load(file: Path) -> Any:
     """Raises OSError, and ValueError in one line."""
     try:
-        return strict_yaml.load(file.read_text(encoding="utf-8"), str(file))
+        return files.load_yaml(file.read_text(encoding="utf-8"), str(file))
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: {error}") from error
 
@@ -221,4 +220,4 @@ def describe(parameters: Mapping[str, Any]) -> str:
 def name_of(notebook: Path, parameters: Mapping[str, Any]) -> str:
     """A file's name that says the combination, and is that of no other."""
     text = ",".join([notebook.stem, *([describe(parameters)] if parameters else [])])
-    return paths.file_name(text, of_no_other=True)
+    return paths.file_name(text, unique=True)

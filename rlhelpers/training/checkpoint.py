@@ -1,11 +1,11 @@
-"""A checkpoint: everything that decides how a run goes on after a step, in a folder that is whole or not there.
+"""Checkpoints: everything that decides how a run goes on after a step, each in a folder that is whole or not there.
 
 step_00020/policy.safetensors   the weights
 step_00020/state.pt             the optimizer's state, the global random states, and the batch that was sampled ahead
 step_00020/state.json           the step, the configuration's fingerprint, and what the loop carries along
 step_00020/SHA256SUMS           of the other three, as `sha256sum` writes it; written last
 
-What it cannot know: what a train step or an estimator of the reader's own keeps in variables between updates.
+What a train step or an estimator of the reader's own keeps in variables between updates is not in it.
 """
 
 import json
@@ -31,8 +31,11 @@ WEIGHTS, STATE, FACTS, SUMS = "policy.safetensors", "state.pt", "state.json", "S
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Taken after `step`.  `carried`: whatever the loop wants back, as JSON has it.  `ahead`: the next step's rollouts,
-    where they are sampled a step ahead; they come from weights that exist no more."""
+    """The state of a run after `step`.
+
+    carried: whatever the loop wants back, as JSON has it.
+    ahead: the next step's rollouts, where they are sampled a step ahead; their weights exist no more.
+    """
 
     step: int
     fingerprint: str
@@ -46,13 +49,13 @@ class Checkpoint:
     def take(
         cls, step: int, fingerprint: str, carried: dict[str, Any], policy, optimizer, ahead: list[Rollout] | None
     ) -> Self:
-        """It refers to the live weights and moments: save it before the next update."""
+        """Return the state of now.  It refers to the live weights and moments: save it before the next update."""
         weights = {name: weight.detach() for name, weight in policy.named_parameters()}
         randomness = _random_states(policy.device)
         return cls(step, fingerprint, carried, weights, optimizer.state_dict(), randomness, ahead)
 
     def save(self, folder: Path) -> None:
-        """Write it to `folder`/step_..., and then remove those that are no longer kept."""
+        """Write it to `folder`/step_..., then remove all but the last KEPT."""
         with whole_folder(folder / f"step_{self.step:05d}") as new:
             save_file({name: weight.contiguous() for name, weight in self.weights.items()}, new / WEIGHTS)
             ahead = None if self.ahead is None else [asdict(rollout) for rollout in self.ahead]
@@ -66,7 +69,7 @@ class Checkpoint:
             shutil.rmtree(old)
 
     def restore(self, policy, optimizer) -> None:
-        """Give back weights and moments.  Raises ValueError where the policy is of another kind than the saved one."""
+        """Load weights and moments.  Raises ValueError for a policy of other names, shapes or dtypes than the saved."""
         own = dict(policy.named_parameters())
         kinds, saved = ({n: f"{w.dtype} {tuple(w.shape)}" for n, w in ws.items()} for ws in (own, self.weights))
         if kinds != saved:
@@ -81,7 +84,7 @@ class Checkpoint:
         optimizer.load_state_dict(self.optimizer)
 
     def restore_randomness(self, device: torch.device) -> None:
-        """Give back the states of the global generators of Python, numpy and torch."""
+        """Load the states of the global generators of Python, numpy and torch."""
         random.setstate(self.randomness["python"])
         np.random.set_state(self.randomness["numpy"])
         torch.set_rng_state(self.randomness["torch"])
@@ -90,7 +93,7 @@ class Checkpoint:
 
 
 def newest(folder: Path, fingerprint: str, remark: Callable[[str], None]) -> Checkpoint | None:
-    """The last one in `folder` that is whole and of this configuration.  `remark` is told of each that is not."""
+    """Return the last one that is whole and of this configuration.  remark: is told of each later one that is not."""
     for path in reversed(_folders(folder)):
         try:
             return _load(path, fingerprint)

@@ -1,44 +1,48 @@
-"""Everything that decides a run, checked before any work starts."""
+"""The configuration of an RL run: everything that decides it, checked before any work starts."""
 
-from typing import Any, Literal, Self
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field
 
 from rlhelpers.checks import check_one_of
 from rlhelpers.kernels.estimators import ESTIMATORS
 from rlhelpers.tasks.prompts import PROMPTS
-from rlhelpers.training.fingerprint import fingerprint
+from rlhelpers.training import own_step
+from rlhelpers.training.fingerprint import identity
 from rlhelpers.training.settings import (
     Betas,
     Count,
-    Device,
     EstimatorRow,
+    LearningRate,
     Name,
     Real,
-    Seed,
+    Rule,
+    RunSettings,
     Switch,
-    Text,
     Whole,
-    checked,
-    describe,
+    make_settings,
     read_switch,
+    recorded_cells,
+    setting,
 )
 
 
-class RunConfig(BaseModel):
+class RunConfig(RunSettings):
     """One run.  The defaults are the preset `tiny`.  Both batch sizes count responses, as the handout does."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
-
-    experiment: Name = Field("04_grpo", description="first folder under data/runs")
-    variant: Name | None = Field(
-        None, description="second folder; None: the estimator and what differs from the preset"
+    NAMED_FIRST: ClassVar[tuple[str, ...]] = (
+        *("model", "task", "prompt", "n_train_examples", "n_val_examples"),
+        *("engine", "engine_gpu", "kv_cache_gib", "sleep_level", "rollouts_ahead"),
+        *("temperature", "top_p", "max_tokens", "min_tokens"),
+        *("components", "group_size", "rollout_batch_size", "train_batch_size"),
+        *("gradient_accumulation_steps", "gradient_checkpointing", "num_rollout_steps"),
+        *("learning_rate", "max_grad_norm", "betas", "weight_decay"),
     )
-    seed: Seed = 0
-    model: Text = Field("tiny", description='"tiny", a Hugging Face name, or a directory')
-    device: Device = Field("auto", description="auto: cuda where there is one")
 
-    task: Text = Field("tiny", description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
+    experiment: Name = "04_grpo"
+
     prompt: Literal[tuple(PROMPTS)] = "r1_zero"
     n_train_examples: Count = 6400
     n_val_examples: Count = 512
@@ -46,12 +50,15 @@ class RunConfig(BaseModel):
     engine: Literal["torch", "vllm", "vllm-server"] = Field(
         "torch", description="what samples: this process, vLLM on the policy's device, or a vLLM server"
     )
-    engine_gpu: Whole | None = Field(
-        None, ge=0, lt=1024, description="the server's GPU; None: the one after the policy's"
+    engine_gpu: Whole | None = setting(
+        None, affects="nothing", ge=0, lt=1024, description="the server's GPU; None: the one after the policy's"
     )
-    kv_cache_gib: Real = Field(1.0, gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB")
-    sleep_level: Whole = Field(
+    kv_cache_gib: Real = setting(
+        1.0, affects="rounding", gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB"
+    )
+    sleep_level: Whole = setting(
         0,
+        affects="nothing",
         ge=0,
         le=2,
         description="vLLM on the policy's GPU gives back memory while training: 1 keeps its weights on the CPU",
@@ -60,82 +67,78 @@ class RunConfig(BaseModel):
 
     temperature: Real = Field(1.0, ge=0.01, le=100)
     top_p: Real = Field(1.0, gt=0, le=1)
-    max_tokens: Count = 64
     min_tokens: Whole = Field(0, ge=0)
 
-    estimator: EstimatorRow = ESTIMATORS["grpo"]
+    estimator: EstimatorRow = setting(ESTIMATORS["grpo"], named=False)  # with its name a variant's begins
     components: Literal["package", "mine"] = Field("package", description="mine: the train step saved by notebook 03")
     group_size: Count = 8
     rollout_batch_size: Count = 128
     train_batch_size: Count = 128
     gradient_accumulation_steps: Count = 4
-    gradient_checkpointing: Switch = Field(
-        False, description="keep the inputs of layers only and compute the rest again: less memory, a slower update"
-    )
     num_rollout_steps: Count = 50
-    learning_rate: Real = Field(3e-4, gt=0, le=1)
-    max_grad_norm: Real = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
+    learning_rate: LearningRate = 3e-4
     betas: Betas = (0.9, 0.95)
     weight_decay: Real = Field(0.0, ge=0)
 
     eval_every: Count = 5
-    rollouts_every: Count = 10
-    checkpoint_every: Count = Field(5, description="steps between checkpoints, from which a killed run can go on")
-    resume: Switch = Field(
-        False, description="go on with an unfinished run of this configuration from its last checkpoint"
-    )
-    tracker: Literal["wandb", "trackio"] | None = None
+    rollouts_every: Count = setting(10, affects="nothing", description="steps between those whose responses are kept")
+    checkpoint_every: Count = 5
 
-    @model_validator(mode="after")
-    def _numbers_fit_together(self) -> Self:
-        server = self.engine == "vllm-server"
+    def rules(self) -> list[Rule]:
+        torch, server = self.engine == "torch", self.engine == "vllm-server"
         group, train, steps = self.group_size, self.train_batch_size, self.gradient_accumulation_steps
-        rules = [
+        prompts, package = self.prompts_per_step, self.components == "package"
+        own_functions = any(map(callable, vars(self.estimator).values()))
+        # vLLM's log-probs are those before temperature, top_p and min_tokens, or those after all three.
+        whole = self.top_p == 1 and self.min_tokens == 0
+        decayed = self.weight_decay * self.learning_rate  # what AdamW takes off every weight, at every update
+        below = 1 / self.learning_rate
+        return [
             ("group_size", group > 1 or not self.estimator.needs_a_group, "at least 2 for this estimator"),
             ("train_batch_size", train % group == 0, f"a multiple of group_size={group}"),
             ("rollout_batch_size", self.rollout_batch_size % train == 0, f"a multiple of train_batch_size={train}"),
             ("gradient_accumulation_steps", train % steps == 0, f"a divisor of train_batch_size={train}"),
             (
                 "n_train_examples",
-                self.prompts_per_step <= self.n_train_examples,
-                f"at least rollout_batch_size / group_size = {self.prompts_per_step}",
+                prompts <= self.n_train_examples,
+                f"at least rollout_batch_size / group_size = {prompts}",
             ),
+            ("components", package or not own_functions, '"package" for an estimator whose cells are functions'),
             (
                 "components",
-                self.components == "package" or not any(map(callable, vars(self.estimator).values())),
-                '"package" for an estimator whose cells are functions',
+                package or not self.estimator.kl_coefficient,
+                '"package" for an estimator with a KL penalty',
             ),
             (
                 "gradient_checkpointing",
-                not self.gradient_checkpointing or self.components == "package",
+                package or not self.gradient_checkpointing,
                 'False unless components is "package": a step of your own decides that itself',
             ),
-            ("engine_gpu", self.engine_gpu is None or server, 'None unless engine is "vllm-server"'),
-            ("kv_cache_gib", self.engine != "torch" or self.kv_cache_gib == 1, "left at 1.0 for the engine torch"),
-            ("sleep_level", self.sleep_level == 0 or self.engine == "vllm", '0 unless engine is "vllm"'),
-            ("rollouts_ahead", not self.rollouts_ahead or server, 'False unless engine is "vllm-server"'),
+            ("engine_gpu", server or self.engine_gpu is None, 'None unless engine is "vllm-server"'),
+            ("kv_cache_gib", not torch or self.kv_cache_gib == 1, "left at 1.0 for the engine torch"),
+            ("sleep_level", self.engine == "vllm" or self.sleep_level == 0, '0 unless engine is "vllm"'),
+            ("rollouts_ahead", server or not self.rollouts_ahead, 'False unless engine is "vllm-server"'),
             (
                 "temperature",
-                # vLLM's log-probs are those before temperature, top_p and min_tokens, or those after all three.
-                self.engine == "torch" or self.temperature == 1 or (self.top_p == 1 and self.min_tokens == 0),
+                torch or self.temperature == 1 or whole,
                 "1 for a vLLM engine, unless top_p=1 and min_tokens=0: its log-probs would not be comparable",
             ),
             ("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}"),
-            (
-                "weight_decay",  # AdamW takes the product off every weight, at every update
-                self.weight_decay * self.learning_rate < 1,
-                f"below 1 / learning_rate = {1 / self.learning_rate:g}",
-            ),
+            ("weight_decay", decayed < 1, f"below 1 / learning_rate = {below:g}"),
         ]
-        problems = [f"{name}: got {getattr(self, name)}; it must be {what}" for name, fine, what in rules if not fine]
-        if problems:
-            raise ValueError("\n".join(problems))
-        return self
 
     @property
-    def fingerprint(self) -> str:
-        """The same for the same numbers, wherever the run lies; see training/fingerprint."""
-        return fingerprint(self)
+    def method_name(self) -> str:
+        return self.estimator.name
+
+    def deciding(self) -> dict[str, Any]:
+        cells = {name: identity(cell) for name, cell in recorded_cells(self.estimator).items()}
+        return super().deciding() | {"estimator": cells}
+
+    def files(self) -> Iterator[Path]:
+        yield from super().files()
+        if self.components == "mine" and (own := Path(own_step.FILE)).is_file():
+            yield own
 
     @property
     def prompts_per_step(self) -> int:
@@ -195,20 +198,14 @@ QUICK = {
 
 
 def make_config(preset: str = "tiny", quick: bool = False, **settings: Any) -> RunConfig:
-    """A checked configuration: the preset, then QUICK where asked for, then the settings that are not None.
+    """Return a checked configuration: the preset, then QUICK where asked for, then the settings that are not None.
 
     Raises ValueError with one line for each wrong setting: its name, the value, what is accepted; for an unknown
     name, the nearest known ones.
     """
     check_one_of(PRESETS, preset=preset)
     try:
-        is_quick = read_switch(quick)
+        base = PRESETS[preset] | (QUICK if read_switch(quick) else {})
     except ValueError as error:
         raise ValueError(f"quick: got {quick!r}; {error}") from None
-    given = {name: value for name, value in settings.items() if value is not None}
-    base = PRESETS[preset] | (QUICK if is_quick else {})
-    config = checked(RunConfig, base | given, ["preset", "quick"])
-    if config.variant is None:
-        first = [config.estimator.name, *([preset] if preset != "tiny" else [])]
-        config = config.model_copy(update={"variant": describe(config, RunConfig(**base), first, {"estimator"})})
-    return config
+    return make_settings(RunConfig, preset, base, settings, also=["preset", "quick"])

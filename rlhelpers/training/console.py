@@ -1,8 +1,5 @@
-"""What a person sees while a run works: a bar where it can move, else one line per step.
-
-An optional dashboard beside the records: wandb or trackio.  It never stops a run.
-
-The steps of a run of any kind, one after the other: shown, logged, tracked, and kept in checkpoints."""
+"""The steps of a run of any kind: shown to a person, logged in the run's folder, sent to a dashboard, and kept in
+checkpoints."""
 
 import importlib
 import os
@@ -17,12 +14,13 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from rlhelpers.training.checkpoint import Checkpoint
-from rlhelpers.training.config import RunConfig
 from rlhelpers.training.run_folder import RunRecords, terminated_in_order
+from rlhelpers.training.settings import RunSettings
 
 
 class Progress:
-    """A context manager around `steps` steps, of which `done` were done before."""
+    """A context manager around `steps` steps, of which `done` were done before: a bar where it can move, else one line
+    per step."""
 
     def __init__(self, steps: int, done: int = 0):
         self.steps = steps
@@ -36,7 +34,7 @@ class Progress:
             self._bar.close()
 
     def show(self, metrics: dict[str, Any]) -> None:
-        """After a step (step 0: the validation before training)."""
+        """Show a step that is done; step 0 is the validation before training."""
         text = _summary(metrics)
         if self._bar is None:
             print(f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {text}", flush=True)
@@ -45,7 +43,7 @@ class Progress:
             self._bar.update(min(1, metrics["step"]))
 
     def say(self, text: str) -> None:
-        """A line of its own, which a bar does not tear."""
+        """Print a line that does not break the bar."""
         if self._bar is None:
             print(text, flush=True)
         else:
@@ -53,10 +51,8 @@ class Progress:
 
 
 def bar_can_move() -> bool:
-    """In a terminal, and in a notebook that a person has open; not under papermill, nbconvert or a pipe.
-
-    Jupyter's server names the notebook of each kernel that it starts; tools that only execute a notebook do not.
-    """
+    """Return True in a terminal, and in a notebook that a person has open; not under papermill, nbconvert or a pipe."""
+    # Jupyter's server names the notebook of each kernel that it starts; tools that only execute a notebook do not.
     in_kernel = "ipykernel" in sys.modules and hasattr(sys.stdout, "pub_thread")
     return "JPY_SESSION_NAME" in os.environ if in_kernel else sys.stderr.isatty()
 
@@ -74,15 +70,16 @@ def _summary(metrics: dict[str, Any]) -> str:
 
 
 class Tracker:
-    """Both libraries share `init`, `log` and `finish`.  Whatever goes wrong is said once, and then it is silent.
+    """An optional dashboard beside the records: wandb or trackio.  It never stops a run: its first error is a warning
+    and turns it off.
 
-    A run that goes on has the same `run_id` as before, and steps up to `tracked` are not logged a second time.  A step
-    that was on its way there when the process was killed may be missing for ever.
+    A resumed run has the same `run_id` as before, and steps up to `tracked` are not logged again.  A step that was on
+    its way when the process was killed may be missing.
     """
 
-    def __init__(self, config: RunConfig, run_id: str | None = None, tracked: int = -1):
+    def __init__(self, config: RunSettings, run_id: str | None = None, tracked: int = -1):
         self._library, self._tracked = None, tracked
-        if config.tracker is not None:
+        if config.tracker is not None:  # both libraries have init, log and finish
             self._library = self._try("import", lambda: importlib.import_module(config.tracker))
             name = f"{config.variant}/seed={config.seed}"
             settings = config.model_dump(mode="json")
@@ -113,14 +110,14 @@ class Tracker:
 
 @dataclass(frozen=True)
 class Log:
-    """Where a run that is at work says what it does: its folder, its reader, and a dashboard."""
+    """Where a run says what it does: its folder, the person who watches, and a dashboard."""
 
     records: RunRecords
     progress: Progress
     tracker: Tracker
 
     def remark(self, text: str) -> None:
-        """Something that a reader of the results must know."""
+        """Say and write down what a reader of the results must know."""
         self.records.remark(text)
         self.progress.say(text)
 
@@ -128,7 +125,7 @@ class Log:
         self.progress.say(f"Goes on after step {checkpoint.step} of {self.progress.steps}, from its checkpoint.")
 
     def add(self, metrics: dict[str, Any]) -> None:
-        """The metrics of one step."""
+        """Log the metrics of one step."""
         self.records.log(metrics)
         self.tracker.log(metrics)
         self.progress.show(metrics)
@@ -136,7 +133,7 @@ class Log:
 
 @contextmanager
 def open_log(records: RunRecords, steps: int) -> Iterator[Log]:
-    """The run's folder is open inside; it says "complete" behind the block, or "failed", and "killed" after SIGTERM."""
+    """Open the run's folder.  After the block it says "complete", "failed", or, by SIGTERM, "killed"."""
     with terminated_in_order(), records, Progress(steps, records.step) as progress:
         tracker = Tracker(records.config, records.about["id"], records.tracked)
         for text in records.news:
@@ -152,19 +149,22 @@ def take_steps(
     steps: range,
     step: Callable[[int], dict[str, Any]],
     stop_if_diverged: Callable[[], None],
-    take_checkpoint: Callable[[int], Checkpoint],
+    make_checkpoint: Callable[[int], Checkpoint],
 ) -> None:
-    """Step 0 is what is done before the first update.  `step` gives a step's metrics; when they are in the log,
-    `stop_if_diverged` may raise."""
+    """Do the steps, log the metrics of each, and keep checkpoints.
+
+    step: returns the metrics of a step; step 0 is what is done before the first update.
+    stop_if_diverged: may raise, when the step's metrics are in the log.
+    """
     for number in steps:
         started = time.perf_counter()
         metrics = {"step": number} | step(number)
         log.add(metrics | {"seconds": time.perf_counter() - started})
         stop_if_diverged()
         if number > 0 and is_due(number, log.records.config.checkpoint_every, steps[-1]):
-            log.records.keep(take_checkpoint(number))
+            log.records.keep(make_checkpoint(number))
 
 
 def is_due(step: int, every: int, last: int) -> bool:
-    """Every so many steps, and after the last one."""
+    """Return True every so many steps, and after the last one."""
     return step % every == 0 or step == last

@@ -1,26 +1,25 @@
-"""Direct preference optimisation: the pairs, the reference, and the loop (supplement, problems `dpo_loss` and
-`dpo_training`)."""
+"""Direct preference optimisation (supplement, problems `dpo_loss` and `dpo_training`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from rlhelpers.checks import check_whole
+from rlhelpers.checks import check_one_of, check_whole
 from rlhelpers.kernels.dpo import compute_dpo_losses, end_id, implicit_reward_accuracy
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.models import load_policy
 from rlhelpers.tasks.datasets import PreferencePair, files_of_pairs, load_pairs
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import Lesson, OfflineConfig, alpaca_prompt, descend, learn, make_offline_config
+from rlhelpers.training.offline import OfflineConfig, OfflineTask, alpaca_prompt, descend, learn
 from rlhelpers.training.run_folder import RunRecords
-from rlhelpers.training.settings import Count, Real, Text
+from rlhelpers.training.settings import Count, LearningRate, Real, Text, make_settings, setting
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,13 +30,15 @@ Score = Callable[[Sequence[PreferencePair]], tuple[Tensor, dict[str, Tensor]]]
 
 
 class DPOConfig(OfflineConfig):
-    """The defaults are the supplement's, but for beta, epochs and learning rate, which are for the tiny model.  A batch
-    has `batch_size` pairs."""
-
-    PATHS: ClassVar[tuple[str, ...]] = ("pairs",)
+    """The defaults are the supplement's; beta, epochs and learning rate are for the tiny model.  A batch has
+    `batch_size` pairs."""
 
     method: Literal["dpo"] = "dpo"
-    pairs: Text = Field(description="a file of pairs, or a folder with the four files of Anthropic's HH")
+    pairs: Text = setting(
+        affects="content",
+        named=False,
+        description="a file of pairs, or a folder with the four files of Anthropic's HH",
+    )
     reference_device: str | None = Field(
         None, pattern=r"^(cpu|cuda(:\d+)?)$", description="where the reference is; None: where the policy is"
     )
@@ -46,11 +47,11 @@ class DPOConfig(OfflineConfig):
     batch_size: Count = 64
     gradient_accumulation_steps: Count = 2
     epochs: Count = 2
-    learning_rate: Real = Field(1e-5, gt=0, le=1)
+    learning_rate: LearningRate = 1e-5
     eval_every: Count = 6
 
     @property
-    def files(self) -> list[Path]:
+    def data_files(self) -> list[Path]:
         return files_of_pairs(self.pairs)
 
 
@@ -70,9 +71,10 @@ PRESETS: dict[str, dict[str, Any]] = {"tiny": {}, "course": COURSE}
 
 
 def make_dpo_config(preset: str = "tiny", **settings: Any) -> DPOConfig:
-    """A checked configuration: the preset, then the settings that are not None.  Raises ValueError, a line for each
-    wrong setting."""
-    return make_offline_config(DPOConfig, PRESETS, preset, settings)
+    """Return a checked configuration: the preset, then the settings that are not None.  Raises ValueError with a line
+    for each wrong setting."""
+    check_one_of(PRESETS, preset=preset)
+    return make_settings(DPOConfig, preset, PRESETS[preset], settings, also=["preset"])
 
 
 def compute_per_instance_dpo_loss(
@@ -84,8 +86,8 @@ def compute_per_instance_dpo_loss(
     response_chosen: str,
     response_rejected: str,
 ) -> Tensor:
-    """The DPO loss of one pair, a scalar on the policy's device with gradient to `lm`: the instruction is written in
-    the template of Alpaca, and the rest is as in kernels.preferences.compute_dpo_losses."""
+    """Return the DPO loss of one pair, a scalar on the policy's device with gradient to `lm`.  The instruction is
+    written in Alpaca's template; the rest is as in kernels.dpo.compute_dpo_losses."""
     losses, _ = compute_dpo_losses(
         lm, lm_ref, tokenizer, beta, [alpaca_prompt(tokenizer)(prompt)], [response_chosen], [response_rejected]
     )
@@ -93,15 +95,16 @@ def compute_per_instance_dpo_loss(
 
 
 def train(config: DPOConfig) -> Path:
-    """Train as the configuration says, by RMSprop; returns the run's folder, which is as that of an RL run
-    (training/records).  The model that it begins with is the reference.  `best` in the folder has the weights of the
-    validation with the highest `val_accuracy`, the earliest of them.
+    """Train as the configuration says, by RMSprop; return the run's folder (training/run_folder).
+
+    The reference is the model that the run begins with.  `best` in the folder has the weights of the first validation
+    with the highest `val_accuracy`.
 
     Metrics of each update and, named `val_...`, of the pairs that are held out: `loss`; `accuracy`, the share of pairs
     whose chosen response has the larger implicit reward; `margin` with its tenth and ninetieth percentiles,
-    `chosen_reward` and `rejected_reward`, means in nats.  With a task, `val_reward`, of one sampled answer to each
-    validation problem, and what evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on
-    as an RL run does.  Raises ValueError before the folder is made.
+    `chosen_reward` and `rejected_reward`, means in nats.  With a task, also what evaluation.evaluate gives of one
+    sampled answer to each validation problem, and `val_greedy_reward`.  With `resume` it goes on as an RL run does.
+    Raises ValueError before the folder is made.
     """
     records = RunRecords(config)
     if records.says_complete():
@@ -129,7 +132,7 @@ def train(config: DPOConfig) -> Path:
         records,
         policy,
         tokenizer,
-        Lesson(
+        OfflineTask(
             config.epochs * len(train_pairs) // config.batch_size,
             optimizer,
             update,
@@ -141,7 +144,7 @@ def train(config: DPOConfig) -> Path:
 
 
 def _part_of_loss(score: Score, pairs: Sequence[PreferencePair], batch_size: int, found: list) -> Tensor:
-    """What these pairs add to the mean over the batch; their rewards are appended to `found`."""
+    """Return what these pairs add to the mean over the batch; append their rewards to `found`."""
     losses, rewards = score(pairs)
     found.append(rewards)
     return losses.sum() / batch_size
@@ -166,14 +169,14 @@ def losses_of(
     tokenizer: PreTrainedTokenizerBase,
     beta: float,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """compute_dpo_losses of pairs, their instructions in the template of Alpaca."""
+    """Return compute_dpo_losses of pairs, their instructions in Alpaca's template."""
     prompts = list(map(alpaca_prompt(tokenizer), [pair.instruction for pair in pairs]))
     chosen, rejected = [pair.chosen for pair in pairs], [pair.rejected for pair in pairs]
     return compute_dpo_losses(policy, reference, tokenizer, beta, prompts, chosen, rejected)
 
 
 def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
-    """Metrics of the implicit rewards of some batches of pairs, in nats."""
+    """Return metrics of the implicit rewards of some batches of pairs, in nats."""
     chosen, rejected = (
         torch.cat([rewards[name] for rewards in found]) for name in ("chosen_rewards", "rejected_rewards")
     )
@@ -192,8 +195,10 @@ def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
 def hold_out(
     pairs: Sequence[PreferencePair], n_val_pairs: int, seed: int
 ) -> tuple[list[PreferencePair], list[PreferencePair]]:
-    """Pairs to train on, and `n_val_pairs` drawn by the seed to validate on; an instruction of these is in none of
-    those.  Raises ValueError where there are not more pairs than are to be held out, and for a number below 0."""
+    """Return pairs to train on, and `n_val_pairs` drawn by the seed to validate on.  No instruction is in both.
+
+    Raises ValueError unless there are more pairs than are held out, and for a number below 0.
+    """
     check_whole(0, n_val_pairs=n_val_pairs)
     if n_val_pairs >= len(pairs):
         raise ValueError(f"n_val_pairs: got {n_val_pairs}; there are {len(pairs)} pairs, accepted are fewer")
@@ -205,8 +210,8 @@ def hold_out(
 def _that_fit(
     pairs: Sequence[PreferencePair], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[PreferencePair], int]:
-    """The pairs both of whose texts fit the model's context with an end, and how many do not.  Raises ValueError
-    where none does, or there is no end."""
+    """Return the pairs of which both texts fit the model's context with an end, and how many do not.  Raises ValueError
+    where none does, or the tokenizer has no end."""
     end_id(tokenizer)
     context, prompt = policy.config.max_position_embeddings, alpaca_prompt(tokenizer)
 

@@ -1,4 +1,4 @@
-"""What chance decides in a run: by seed, purpose and step alone, so that a run that goes on has the same."""
+"""Random choices of a run.  Each depends on seed, purpose and step alone, so that a resumed run makes the same."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def draw_batch(items: Sequence[T], batch: int, size: int, seed: int) -> list[T]:
-    """The `batch`-th batch of an endless stream in which every epoch is a new shuffle."""
+    """Return the `batch`-th batch of an endless stream in which every epoch is a new shuffle."""
     places = (divmod(position, len(items)) for position in range(batch * size, (batch + 1) * size))
     return [items[_shuffled(len(items), seed, epoch)[index]] for epoch, index in places]
 
@@ -20,5 +20,5 @@ def _shuffled(count: int, seed: int, epoch: int) -> list[int]:
 
 
 def derive_seed(seed: int, purpose: str, number: int) -> int:
-    """A seed of its own for every use of randomness in a run: the same in every run with this seed."""
+    """Return a seed for one use of randomness in a run, the same in every run with this seed."""
     return random.Random(f"{seed}/{purpose}/{number}").getrandbits(63)

@@ -1,6 +1,11 @@
-"""What decides the numbers of a run, as one short text."""
+"""A fingerprint: one short text for all that decides the numbers of a run.
 
-from __future__ import annotations
+It is made of every setting that can change a bit of them, of the files that model, task and components="mine" stand
+for, and of the source of an estimator's own functions.  A function of a notebook counts with its defaults and with what
+it uses of the notebook.  An object that cannot be looked into, such as one with a __call__, gets another fingerprint
+every time.  Not in it: versions and machine, which run.json names; what a name on the hub stands for; and what
+my_components.py imports.
+"""
 
 import dis
 import hashlib
@@ -13,53 +18,24 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlhelpers import paths
 from rlhelpers.files import sha256
 
-if TYPE_CHECKING:
-    from rlhelpers.training.config import RunConfig
-
-# Where a run lies, how it is watched, what is kept of it, and where another process has its memory.
-WITHOUT_EFFECT = {"experiment", "variant", "tracker", "resume", "checkpoint_every", "rollouts_every"}
-WITHOUT_EFFECT |= {"engine_gpu", "sleep_level"}
 OF_A_MODEL = {".json", ".jinja", ".model", ".safetensors", ".txt"}
 NOT_OF_A_MODEL = "recipe.json"  # how long the making of data/tiny took, among others
 
 
-def fingerprint(config: RunConfig) -> str:
-    """16 hexadecimal digits: of every setting that can change a bit of the run's numbers, of the files that model, task
-    and components="mine" stand for, and of the source of an estimator's own functions.
-
-    A function of a notebook counts with its defaults and what it uses of the notebook.  What cannot be looked into,
-    such as an object with a __call__, gets another fingerprint every time.  Not in it: versions and machine, which
-    run.json names; what a name on the hub stands for; and what my_components.py imports.
-    """
-    settings = config.model_dump(mode="json", exclude=WITHOUT_EFFECT)
-    settings["estimator"] = {name: _identity(cell) for name, cell in vars(config.estimator).items()}
-    return fingerprint_of(settings, _files(config))
-
-
-def fingerprint_of(settings: dict[str, Any], files: Iterable[Path]) -> str:
-    """Of settings, as JSON has them, without those of WITHOUT_EFFECT, and of what files hold: a run of any kind."""
-    settings = {name: value for name, value in settings.items() if name not in WITHOUT_EFFECT}
-    settings["device"] = settings["device"].partition(":")[0]
-    settings["files"] = [[file.name, _digest(file)] for file in files]
+def fingerprint(settings: dict[str, Any], files: Iterable[Path]) -> str:
+    """Return 16 hexadecimal digits of settings, as JSON has them, and of what the files hold."""
+    settings = settings | {"files": [[file.name, _digest(file)] for file in files]}
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 
 
-def _files(config: RunConfig) -> Iterator[Path]:
-    from rlhelpers.training import own_step as components  # which imports the configuration
-
-    yield from files_of(config.model, config.task)
-    if config.components == "mine" and os.path.isfile(components.FILE):
-        yield Path(components.FILE)
-
-
-def files_of(model: str, task: str) -> Iterator[Path]:
-    """Those that exist; what is missing is for those who need it to say."""
+def model_and_task_files(model: str, task: str) -> Iterator[Path]:
+    """The files of a model's and a task's folder, those that exist."""
     folder = paths.TINY if model == "tiny" else Path(model)
     problems = paths.TINY if task == "tiny" else Path(task)
     if os.path.isdir(folder):  # not is_dir, which raises OSError for a name too long for a file
@@ -79,21 +55,21 @@ def _cached_sha256(file: Path, *_: int) -> str:
     return sha256(file)
 
 
-def _identity(value: Any, inside: tuple[Any, ...] = ()) -> Any:
-    """JSON that is the same for what computes the same."""
+def identity(value: Any, inside: tuple[Any, ...] = ()) -> Any:
+    """Return JSON that is the same for values that compute the same."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if any(value is outer for outer in inside):  # functions that call each other
         return "already described"
     inside = (*inside, value)
     if isinstance(value, list | tuple):
-        return [type(value).__name__, *(_identity(item, inside) for item in value)]
+        return [type(value).__name__, *(identity(item, inside) for item in value)]
     if isinstance(value, dict):
-        return ["dict", *([_identity(key, inside), _identity(item, inside)] for key, item in value.items())]
+        return ["dict", *([identity(key, inside), identity(item, inside)] for key, item in value.items())]
     if hasattr(value, "tolist") and hasattr(value, "dtype"):  # of torch and of numpy
         return [str(value.dtype), value.tolist()]
     if isinstance(value, partial):
-        return ["partial", *(_identity(part, inside) for part in (value.func, value.args, value.keywords))]
+        return ["partial", *(identity(part, inside) for part in (value.func, value.args, value.keywords))]
     if isinstance(value, ModuleType):
         return ["module", value.__name__, _digest_of_source(value)]
     if _can_be_imported(value):
@@ -109,7 +85,7 @@ def _can_be_imported(value: Any) -> bool:
 
 
 def _digest_of_source(value: Any) -> str | None:
-    """Of the file that it comes from; None for what is built in."""
+    """Return the digest of the file that it comes from; None for what is built in."""
     try:
         return _digest(Path(inspect.getsourcefile(value) or ""))
     except (OSError, TypeError):
@@ -117,7 +93,7 @@ def _digest_of_source(value: Any) -> str | None:
 
 
 def _function(function: Any, inside: tuple[Any, ...]) -> Any:
-    """Its source, its defaults, and what it looks up outside of itself."""
+    """Return its source, its defaults, and what it looks up outside of itself."""
     try:
         source = inspect.getsource(function)
     except (OSError, TypeError):
@@ -126,10 +102,10 @@ def _function(function: Any, inside: tuple[Any, ...]) -> Any:
     outer = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     used |= {name: cell.cell_contents for name, cell in outer.items()}
     parts = [function.__defaults__, function.__kwdefaults__, dict(sorted(used.items()))]
-    return ["function", inspect.cleandoc(source), *(_identity(part, inside) for part in parts)]
+    return ["function", inspect.cleandoc(source), *(identity(part, inside) for part in parts)]
 
 
 def _global_names(code: CodeType) -> set[str]:
-    """In functions within the function too."""
+    """Names of globals that the code looks up, in functions within it too."""
     own = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     return own.union(*(_global_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))

@@ -193,7 +193,7 @@ class Run:
     def train(self, remarks: Sequence[str] = ()) -> None:
         """Take all steps that are not done yet.  `remarks`: what a reader of the results must know from the start."""
         records = self.log.records
-        first = self.begin(remarks) if records.checkpoint is None else self.go_on(records.take_checkpoint())
+        first = self.begin(remarks) if records.checkpoint is None else self.go_on(records.pop_checkpoint())
         steps = range(first, self.config.num_rollout_steps + 1)
         take_steps(self.log, steps, self.whole_step, self.update.stop_if_diverged, self.checkpoint)
         if skipped := self.update.state["skipped"]:

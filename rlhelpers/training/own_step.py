@@ -1,4 +1,4 @@
-"""The train step of a run: the package's, or the reader's own, as notebook 03 saves it."""
+"""The train step of a run: the package's, or the reader's own, which notebook 03 saves in my_components.py."""
 
 import ast
 import builtins
@@ -25,9 +25,9 @@ NEEDED = (*PER_RESPONSE, "mean_reward", "mean_format_reward", "grad_norm")
 
 
 def load_train_step(components: str, with_token_weights: bool = False) -> Callable:
-    """`grpo_train_step` of the package ("package") or of my_components.py in the working directory ("mine").
+    """Return `grpo_train_step` of the package ("package") or of my_components.py in the working directory ("mine").
 
-    `with_token_weights`: the loop will give it token_weights, which the step of notebook 03 does not know.
+    with_token_weights: the loop will give it token_weights, which the step of notebook 03 does not know.
     Raises ValueError naming `components` when that file is missing, cannot be run, or holds no such function.
     """
     check_one_of(("package", "mine"), components=components)
@@ -55,10 +55,8 @@ def load_train_step(components: str, with_token_weights: bool = False) -> Callab
 
 
 def as_metrics(result: tuple[Tensor | float, Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
-    """What a train step returned, for the log: `rewards` and `format_rewards` as tensors, (batch_size,), and numbers.
-
-    Raises ValueError naming what the loop needs and the step did not give, or gave as something else.
-    """
+    """Return what a train step returned as metrics: `rewards` and `format_rewards` as tensors, (batch_size,), the rest
+    as numbers.  Raises ValueError naming what is missing, or is of another kind."""
     if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], Mapping):
         raise ValueError(f"grpo_train_step: it returned {type(result).__name__}; accepted is (loss, metadata)")
     loss, metadata = result
@@ -79,8 +77,8 @@ def as_metrics(result: tuple[Tensor | float, Mapping[str, Any]], batch_size: int
 
 
 def save_components(functions: Sequence[Callable]) -> list[str]:
-    """Write functions that were defined in a notebook to my_components.py in the working directory, with what they use
-    of the notebook: imports, constants, and other functions.
+    """Write functions of a notebook to my_components.py in the working directory, with what they use of the notebook:
+    imports, constants, and other functions.
 
     Returns the names of those that are stubs; if there are any, nothing is written.  Raises ValueError naming what
     cannot be written down so, before the file is touched.
@@ -127,7 +125,7 @@ def _collect(function: Callable, sources: dict[str, str], imports: set[str]) -> 
 
 
 def _import_line(name: str, value: Any) -> str | None:
-    """The import that gives `value` its name; None where no import does."""
+    """Return the import that gives `value` its name; None where no import does."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
     module, own_name = getattr(value, "__module__", None), getattr(value, "__name__", None)
@@ -144,6 +142,6 @@ def _is_literal(value: Any) -> bool:
 
 
 def _global_names(table: symtable.SymbolTable) -> set[str]:
-    """What a piece of source looks up outside of itself, in functions within functions too."""
+    """Names that a piece of source looks up outside of itself, also in its decorators and in functions within it."""
     own = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
     return own.union(*(_global_names(child) for child in table.get_children()))

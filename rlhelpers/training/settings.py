@@ -1,28 +1,40 @@
-"""The kinds of values that settings have, and what is said of a value that is of no such kind.
+"""Settings of a run of any kind: their types, what each of them affects, and errors that say what is accepted.
 
-Notebooks hand values over as papermill does, so numbers, True and False may be texts, as from `-y` and `-r`.  Whatever
-else a text or a bool would have to be guessed to mean is refused.
-
-
-Settings of any kind of run: what is wrong with them, and a name for what is special about them."""
+Notebooks hand values over as papermill does: numbers, True and False may be texts, as from `-y` and `-r`.  A text or a
+bool that could mean two things is refused.
+"""
 
 import ast
 import difflib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainSerializer, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    model_validator,
+)
 
 from rlhelpers.checks import shown
 from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
 from rlhelpers.paths import file_name
+from rlhelpers.training.fingerprint import fingerprint, model_and_task_files
+
+# --- types -----------------------------------------------------------------------------------------------------------
 
 
 def read_switch(value: Any) -> bool:
-    """True, False, or their names in any case: papermill reads `-p quick false` as a text, which would be true.
+    """Return True or False, also for their names in any case: papermill reads `-p quick false` as a text.
 
-    Raises ValueError for all else: 1, "yes" and "off" too."""
+    Raises ValueError for all else, such as 1, "yes" and "off"."""
     if isinstance(value, str):
         value = {"true": True, "false": False}.get(value.strip().lower(), value)
     if not isinstance(value, bool):
@@ -31,14 +43,13 @@ def read_switch(value: Any) -> bool:
 
 
 def _no_bool(value: Any) -> Any:
-    """Python counts with True as with 1; who writes it for a number has confused two parameters."""
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # which Python counts as 1: two parameters were confused
         raise ValueError("accepted is a number")
     return value
 
 
 def _pair(value: Any) -> Any:
-    """`-p betas "(0.9, 0.95)"` arrives as text."""
+    """Read `-p betas "(0.9, 0.95)"`, which arrives as text."""
     if not isinstance(value, str):
         return value
     try:
@@ -71,7 +82,6 @@ def _name(text: str) -> str:
 
 
 def _estimator_row(value: Any) -> Any:
-    """A name stands for its row of the table."""
     row = ESTIMATORS.get(value) if isinstance(value, str) else value
     if not isinstance(row, Estimator):
         raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
@@ -82,9 +92,17 @@ def _estimator_row(value: Any) -> Any:
     return row
 
 
+def recorded_cells(row: Estimator) -> dict[str, Any]:
+    """Return the row's cells by name.  A cell with the metadata `added_later` is left out at its default, so that
+    records and fingerprints stay those from before there was such a cell."""
+    cells = ((cell, getattr(row, cell.name)) for cell in fields(row))
+    return {c.name: value for c, value in cells if not (c.metadata.get("added_later") and value == c.default)}
+
+
 def _plain(row: Estimator) -> dict[str, Any]:
-    """The row for a YAML file: a function is written as its name."""
-    return {n: getattr(cell, "__qualname__", repr(cell)) if callable(cell) else cell for n, cell in vars(row).items()}
+    """Return the row for a YAML file: a function is written as its name."""
+    cells = recorded_cells(row).items()
+    return {name: getattr(cell, "__qualname__", repr(cell)) if callable(cell) else cell for name, cell in cells}
 
 
 Switch = Annotated[bool, BeforeValidator(read_switch)]
@@ -92,6 +110,7 @@ Whole = Annotated[int, BeforeValidator(_no_bool)]
 Real = Annotated[float, BeforeValidator(_no_bool)]
 Count = Annotated[Whole, Field(ge=1, lt=2**31)]  # no batch and no run is larger, and every library can hold it
 Positive = Annotated[Real, Field(gt=0)]
+LearningRate = Annotated[Real, Field(gt=0, le=1)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 Momentum = Annotated[Real, Field(ge=0, lt=1)]
 Temperature = Annotated[Real, AfterValidator(_temperature)]
@@ -103,24 +122,179 @@ EstimatorRow = Annotated[Estimator, BeforeValidator(_estimator_row), PlainSerial
 
 
 def between(least: int, most: int) -> Any:
-    """The kind of whole numbers from `least` to `most`."""
+    """Return the type of whole numbers from `least` to `most`."""
     return Annotated[Whole, Field(ge=least, le=most)]
 
 
+# --- what a setting affects ------------------------------------------------------------------------------------------
+
+Affects = Literal["numbers", "rounding", "nothing", "content"]
+
+
+def setting(
+    default: Any = ..., affects: Affects = "numbers", named: bool = True, added_later: bool = False, **checks: Any
+) -> Any:
+    """Return a pydantic Field that says what the setting means for a run.  A setting without it affects numbers.
+
+    affects: "numbers": runs with other values cannot be compared.  "rounding": they can, but not bit for bit.
+      "nothing": where the run lies, how it is watched, what is kept of it, where another process has its memory.
+      "content": it names a file, and what the file holds affects numbers.
+    named: a value that differs from the preset's stands in the variant's name.
+    added_later: earlier runs were recorded without it, so fingerprints leave it out at its default.
+    """
+    marks = {"affects": affects, "named": named, "added_later": added_later}
+    return Field(default, json_schema_extra=marks, **checks)
+
+
+Rule = tuple[str, bool, str]
+"""A setting's name, whether its value is accepted, and what would be."""
+
+
+class RunSettings(BaseModel):
+    """What every run has.  A kind of run declares a setting anew to give it a default; what it affects is said here."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    NAMED_FIRST: ClassVar[tuple[str, ...]] = ()
+    """The order of settings in a variant's name; the others follow as they are declared.  Folders of earlier runs have
+    this order."""
+
+    experiment: Name = setting(affects="nothing", named=False, description="first folder under data/runs")
+    variant: Name | None = setting(
+        None,
+        affects="nothing",
+        named=False,
+        description="second folder; None: the method and what differs from the preset",
+    )
+    seed: Seed = setting(0, named=False)
+    model: Text = Field("tiny", description='"tiny", a Hugging Face name, or a directory')
+    device: Device = setting("auto", affects="rounding", named=False, description="auto: cuda where there is one")
+    gradient_checkpointing: Switch = setting(
+        False,
+        affects="rounding",
+        description="keep the inputs of layers only and compute the rest again: less memory, a slower update",
+    )
+    task: Text = Field("tiny", description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
+    n_val_examples: Count
+    max_tokens: Count = Field(64, description="longest response")
+    gradient_accumulation_steps: Count = setting(affects="rounding")
+    learning_rate: LearningRate
+    max_grad_norm: Real = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
+    eval_every: Count
+    checkpoint_every: Count = setting(affects="nothing", named=False, description="steps between checkpoints")
+    resume: Switch = setting(
+        False,
+        affects="nothing",
+        named=False,
+        description="go on with an unfinished run of this configuration from its last checkpoint",
+    )
+    tracker: Literal["wandb", "trackio"] | None = setting(None, affects="nothing", named=False)
+
+    def rules(self) -> list[Rule]:
+        """What settings demand of each other."""
+        return []
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        broken = [(name, accepted) for name, fine, accepted in self.rules() if not fine]
+        if broken:
+            lines = (f"{name}: got {getattr(self, name)}; it must be {accepted}" for name, accepted in broken)
+            raise ValueError("\n".join(lines))
+        return self
+
+    @property
+    def method_name(self) -> str:
+        """What a variant's name begins with."""
+        raise NotImplementedError
+
+    @classmethod
+    def mark(cls, name: str, mark: str) -> Any:
+        """Return what `setting` was told of a setting."""
+        declared = RunSettings.model_fields.get(name) or cls.model_fields[name]
+        return (declared.json_schema_extra or {"affects": "numbers", "named": True, "added_later": False})[mark]
+
+    def affecting(self, *what: Affects) -> dict[str, Any]:
+        """Return the settings that affect one of these, as JSON has them."""
+        names = {name for name in type(self).model_fields if self.mark(name, "affects") in what}
+        return self.model_dump(mode="json", include=names)
+
+    def comparable_settings(self) -> dict[str, Any]:
+        """Return what runs must have in common to be compared, as JSON has it: all that affects numbers, without the
+        seed, which is what comparable runs differ in."""
+        settings = self.affecting("numbers", "content")
+        del settings["seed"]
+        return settings
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits, the same for runs whose numbers are the same bit by bit; see training/fingerprint."""
+        return fingerprint(self.deciding(), self.files())
+
+    def deciding(self) -> dict[str, Any]:
+        """Return the settings that can change a bit of the run's numbers, as JSON has them."""
+        settings = self.affecting("numbers", "rounding") | {"device": self.device.partition(":")[0]}
+        for name, field in type(self).model_fields.items():
+            if self.mark(name, "added_later") and getattr(self, name) == field.get_default():
+                settings.pop(name, None)
+        return settings
+
+    def files(self) -> Iterator[Path]:
+        """Files whose content decides the run's numbers.  What is missing is for those who need it to say."""
+        yield from model_and_task_files(self.model, self.task)
+
+
+Kind = TypeVar("Kind", bound=RunSettings)
+
+
+def make_settings(
+    kind: type[Kind], preset: str, base: Mapping[str, Any], given: Mapping[str, Any], also: Sequence[str] = ()
+) -> Kind:
+    """Return a checked configuration: the base, which is the preset's, then the given settings that are not None.
+
+    Where no variant is given, it names the method, the preset, and every other setting that differs from the base: runs
+    with different settings never share a folder.  Raises ValueError with one line for each wrong setting: its name, the
+    value, what is accepted.  also: what else the caller takes, and a misspelt name may have meant.
+    """
+    config = _checked(kind, {**base, **{name: value for name, value in given.items() if value is not None}}, also)
+    if config.variant is not None:
+        return config
+    required = {name: getattr(config, name) for name, field in kind.model_fields.items() if field.is_required()}
+    usual = kind(**{**base, **required})
+    parts = [config.method_name, *([preset] if preset != "tiny" else [])]
+    for name in dict.fromkeys([*kind.NAMED_FIRST, *kind.model_fields]):
+        if kind.mark(name, "named") and getattr(config, name) != getattr(usual, name):
+            parts.append(f"{name}={getattr(config, name)}")
+    return config.model_copy(update={"variant": file_name(",".join(parts))})
+
+
+def _checked(kind: type[Kind], settings: Mapping[str, Any], also: Sequence[str]) -> Kind:
+    declared = kind.model_fields
+    missing = [name for name, field in declared.items() if field.is_required() and name not in settings]
+    if missing:
+        lines = (f"{name}: it is missing; accepted is {declared[name].description}" for name in missing)
+        raise ValueError("\n".join(lines))
+    try:
+        return kind(**settings)
+    except ValidationError as error:
+        raise ValueError(explain(error, [*also, *declared])) from None
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
 def explain(errors: ValidationError, known: Iterable[str]) -> str:
-    """One line for each wrong setting: its name, the value, what is accepted.  known: the names that there are."""
+    """Return a line for each wrong setting: its name, the value, what is accepted.  known: the names that there are."""
     return "\n".join(_line(error, known) for error in errors.errors())
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:
-    """An error line for a misspelt setting."""
+    """Return the line for a misspelt setting."""
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"accepted are {', '.join(sorted(known))}"
     return f"{name}: there is no such setting; {hint}"
 
 
 def _line(error: dict[str, Any], known: Iterable[str]) -> str:
-    if not error["loc"]:  # raised for several settings at once, by what names them itself
+    if not error["loc"]:  # raised by RunSettings.rules, for several settings at once
         return str(error["ctx"]["error"])
     name = ".".join(str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
@@ -129,32 +303,3 @@ def _line(error: dict[str, Any], known: Iterable[str]) -> str:
     if error["type"] == "int_parsing_size":  # pydantic speaks of a string here, also where it is none
         message = "accepted are smaller whole numbers"
     return f"{name}: got {shown(error['input'])}; {message[0].lower()}{message[1:]}"
-
-
-C = TypeVar("C", bound=BaseModel)
-
-
-def checked(kind: type[C], settings: Mapping[str, Any], also: Sequence[str] = ()) -> C:
-    """A configuration of this kind.  Raises ValueError with one line for each wrong setting, as make_config does.
-    `also`: what else its maker takes, and a misspelt name may have meant."""
-    fields = kind.model_fields
-    missing = [name for name, field in fields.items() if field.is_required() and name not in settings]
-    if missing:
-        lines = (f"{name}: it is missing; accepted is {fields[name].description}" for name in missing)
-        raise ValueError("\n".join(lines))
-    try:
-        return kind(**settings)
-    except ValidationError as error:
-        raise ValueError(explain(error, [*also, *fields])) from None
-
-
-def describe(config: C, base: C, first: list[str], unnamed: set[str]) -> str:
-    """What stands first, and every other setting that differs from the base, as a folder name: what runs with different
-    settings never share.  `unnamed`: settings that are not named, besides those that say where and how it runs."""
-    unnamed = unnamed | {"experiment", "variant", "seed", "device", "tracker", "checkpoint_every", "resume"}
-    differences = [
-        f"{name}={getattr(config, name)}"
-        for name in type(config).model_fields
-        if name not in unnamed and getattr(config, name) != getattr(base, name)
-    ]
-    return file_name(",".join([*first, *differences]))

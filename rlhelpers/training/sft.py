@@ -6,21 +6,21 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from rlhelpers.checks import check_flag, check_whole
+from rlhelpers.checks import check_flag, check_one_of, check_whole
 from rlhelpers.kernels import get_response_log_probs
 from rlhelpers.models import eval_mode, load_policy, make_optimizer
 from rlhelpers.tasks.datasets import read_instructions, render
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import Lesson, OfflineConfig, descend, learn, make_offline_config
+from rlhelpers.training.offline import OfflineConfig, OfflineTask, descend, learn
 from rlhelpers.training.run_folder import RunRecords
-from rlhelpers.training.settings import Betas, Count, Real, Text
+from rlhelpers.training.settings import Betas, Count, LearningRate, Real, Text, make_settings, setting
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -29,20 +29,22 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class SFTConfig(OfflineConfig):
     """The defaults are for the tiny model.  A batch has `batch_size` pieces of `seq_length` tokens."""
 
-    PATHS: ClassVar[tuple[str, ...]] = ("train_data", "val_data")
-
     method: Literal["sft"] = "sft"
-    train_data: Text = Field(description="JSON lines with prompt and response")
-    val_data: Text = Field(description="the same, to measure the loss on")
+    train_data: Text = setting(affects="content", named=False, description="JSON lines with prompt and response")
+    val_data: Text = setting(affects="content", named=False, description="the same, to measure the loss on")
     seq_length: Count = 128
     epochs: Count = 2
     batch_size: Count = 16
     gradient_accumulation_steps: Count = 1
-    learning_rate: Real = Field(1e-3, gt=0, le=1)
+    learning_rate: LearningRate = 1e-3
     warmup: Real = Field(0.03, ge=0, le=1, description="share of the steps over which the rate rises")
     betas: Betas = (0.9, 0.95)
     weight_decay: Real = Field(0.0, ge=0)
     eval_every: Count = 20
+
+    @property
+    def data_files(self) -> list[Path]:
+        return [Path(self.train_data), Path(self.val_data)]
 
 
 # Of the supplement, whose data are UltraChat and SafetyLlama, for a model of 8B parameters.
@@ -62,18 +64,19 @@ PRESETS: dict[str, dict[str, Any]] = {"tiny": {}, "course": COURSE}
 
 
 def make_sft_config(preset: str = "tiny", **settings: Any) -> SFTConfig:
-    """A checked configuration: the preset, then the settings that are not None.  Raises ValueError, a line for each
-    wrong setting."""
-    return make_offline_config(SFTConfig, PRESETS, preset, settings)
+    """Return a checked configuration: the preset, then the settings that are not None.  Raises ValueError with a line
+    for each wrong setting."""
+    check_one_of(PRESETS, preset=preset)
+    return make_settings(SFTConfig, preset, PRESETS[preset], settings, also=["preset"])
 
 
 def train(config: SFTConfig) -> Path:
-    """Tune as the configuration says; returns the run's folder, which is as that of an RL run (training/records).
+    """Tune as the configuration says; return the run's folder (training/run_folder).
 
-    Metrics: `loss`, `learning_rate` and `grad_norm` of each update, `val_loss` on all pieces of val_data, both in nats
-    per token; and with a task `val_reward`, of one sampled answer to each validation problem, and what
-    evaluation.evaluate gives besides, and `val_greedy_reward`.  With `resume` it goes on as an RL run does.  Raises
-    ValueError before the folder is made.
+    Metrics: `loss`, `learning_rate` and `grad_norm` of each update; `val_loss` on all pieces of val_data.  Losses are
+    in nats per token.  With a task, also what evaluation.evaluate gives of one sampled answer to each validation
+    problem, and `val_greedy_reward`.  With `resume` it goes on as an RL run does.  Raises ValueError before the folder
+    is made.
     """
     records = RunRecords(config)
     if records.says_complete():
@@ -99,14 +102,13 @@ def train(config: SFTConfig) -> Path:
         ]
         return descend(policy, optimizer, parts, config.max_grad_norm) | {"learning_rate": rate}
 
-    lesson = Lesson(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
-    return learn(records, policy, tokenizer, lesson)
+    task = OfflineTask(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
+    return learn(records, policy, tokenizer, task)
 
 
 def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
-    """What the learning rate is multiplied by in update 1 to `steps`: from 0 up in a straight line over this share of
-    the updates, then down along a cosine.  It depends on the update alone, so a run that goes on needs to carry
-    nothing along."""
+    """Return the factor of the learning rate in updates 1 to `steps`: up from 0 in a line over this share of them, then
+    down along a cosine.  It depends on the update alone, so checkpoints need not keep it."""
     from transformers import get_cosine_schedule_with_warmup
 
     nothing = torch.optim.SGD([torch.zeros(1)], lr=1.0)
@@ -116,14 +118,14 @@ def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
 
 @torch.no_grad()
 def mean_loss(policy: PreTrainedModel, pieces: PackedSFTDataset, batch_size: int = 16) -> float:
-    """Nats per token over all pieces."""
+    """Return the loss in nats per token over all pieces."""
     with eval_mode(policy):
         sums = [_losses(policy, batch).sum().item() for batch in iterate_batches(pieces, batch_size, shuffle=False)]
     return sum(sums) / (len(pieces) * pieces.seq_length)
 
 
 def _part_of_loss(policy: PreTrainedModel, pieces: Sequence[dict[str, Tensor]], batch_size: int) -> Tensor:
-    """What these pieces add to the mean over all tokens of the batch."""
+    """Return what these pieces add to the mean over all tokens of the batch."""
     batch = {name: torch.stack([piece[name] for piece in pieces]) for name in pieces[0]}
     return _losses(policy, batch).mean() * len(pieces) / batch_size
 
@@ -150,13 +152,12 @@ def _check_sizes(config: SFTConfig, pieces: int, val_pieces: int, context: int) 
 class PackedSFTDataset(Dataset):
     """Instructions and responses as pieces of `seq_length` tokens (supplement, problem `data_loading`).
 
-    `dataset_path`: JSON lines with `prompt` and `response`, plain or gzipped.  Each is written in the template of
-    Alpaca and encoded as one text, BOS before it and EOS after it where the tokenizer has them.  With `shuffle` the
-    documents are put into an order that `seed` decides, before they are joined; the pieces keep the order of the
-    stream.  The labels of a piece are the tokens that follow its own in the stream, so the last piece needs one token
-    beyond its length, and what is left over after it is dropped: there are (tokens - 1) // seq_length pieces.
+    dataset_path: JSON lines with `prompt` and `response`, plain or gzipped.  Each is written in Alpaca's template and
+      encoded as one text, with BOS and EOS where the tokenizer has them; the texts are joined into one stream.
+    shuffle: the texts are joined in an order that `seed` decides.  Pieces keep the order of the stream.
 
-    An item is {"input_ids", "labels"}, each (seq_length,) int64.  Raises ValueError for a seq_length below 1, a
+    An item is {"input_ids", "labels"}, each (seq_length,) int64; labels are the tokens that follow in the stream.
+    There are (tokens - 1) // seq_length pieces; the rest is dropped.  Raises ValueError for a seq_length below 1, a
     shuffle or seed of another kind, and what read_instructions raises.
     """
 
@@ -190,9 +191,12 @@ class PackedSFTDataset(Dataset):
 
 
 def iterate_batches(dataset: Dataset, batch_size: int, shuffle: bool) -> DataLoader:
-    """One epoch: dicts of stacked tensors, (batch_size, seq_length) each, a short last batch kept; its `len` is the
-    number of batches.  With `shuffle`, torch's global generator decides the order of the pieces, a new one each time
-    that it is iterated over.  Raises ValueError for a batch_size below 1, or a shuffle that is no bool."""
+    """Return one epoch of dicts of stacked tensors, (batch_size, seq_length) each; its `len` is the number of batches.
+    A short last batch is kept.
+
+    shuffle: torch's global generator decides the order of the pieces, a new one for each iteration.
+    Raises ValueError for a batch_size below 1, or a shuffle that is no bool.
+    """
     check_whole(1, batch_size=batch_size)
     check_flag(shuffle=shuffle)
     return DataLoader(dataset, batch_size, shuffle=shuffle)

@@ -17,8 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rlhelpers import files as strict_yaml
-from rlhelpers import paths
+from rlhelpers import files, paths
 
 
 def main() -> None:
@@ -77,7 +76,7 @@ def _check_parameters(parsed: Mapping[str, Any]) -> list[str]:
 
 def _names(text: str, where: str) -> list[str]:
     """Of a mapping in YAML; an empty text has none, which is said."""
-    content = strict_yaml.load(text, where)
+    content = files.load_yaml(text, where)
     if content is None:
         print(f"papermill: {where} holds no parameters", file=sys.stderr)
         return []

@@ -1,11 +1,12 @@
 """Bars where they move, lines where they do not, and a tracker that never stops a run."""
 
+import io
 import sys
 import types
 
 import pytest
 
-from rlhelpers.training import console as progress
+from rlhelpers.training import console
 from rlhelpers.training.config import make_config
 from rlhelpers.training.console import Progress, Tracker
 
@@ -23,12 +24,26 @@ def test_one_line_per_step_where_nothing_can_move(capsys):
 
 
 def test_a_bar_where_it_can_move(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "bar_can_move", lambda: True)
+    monkeypatch.setattr(console, "bar_can_move", lambda: True)
     with Progress(2) as shown:
         for step in range(3):
             shown.show({"step": step, "reward": 0.5})
     out, err = capsys.readouterr()
     assert "2/2" in err and "reward 0.500" in err and out == ""
+
+
+@pytest.mark.field_report("D15")
+def test_a_thousand_steps_are_a_thousand_short_lines(monkeypatch):
+    """So that an executed notebook stays below a megabyte; each line is there when its step is."""
+    written = io.StringIO()
+    flushed = []
+    monkeypatch.setattr(written, "flush", lambda: flushed.append(written.getvalue().count("\n")), raising=False)
+    monkeypatch.setattr(sys, "stdout", written)
+    with Progress(1000) as progress:
+        for step in range(1, 1001):
+            progress.show({"step": step, "reward": 0.5, "format_reward": 0.5, "response_length": 30.0, "seconds": 1.0})
+    text = written.getvalue()
+    assert flushed == list(range(1, 1001)) and "\r" not in text and len(text) < 200_000
 
 
 def fake_library(monkeypatch, **functions):

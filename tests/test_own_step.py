@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from bad_input import NOT_A_LIST, NOT_A_NAME, Row, check_refusal, name_of
 
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
@@ -167,7 +168,7 @@ def test_bad_modules_are_named(tmp_path, monkeypatch, text, message):
         load_train_step("mine")
 
 
-def test_a_step_need_know_token_weights_only_where_it_is_given_them(tmp_path, monkeypatch):
+def test_a_step_need_not_know_token_weights(tmp_path, monkeypatch):
     known = [name for name in inspect.signature(grpo_train_step).parameters if name != "token_weights"]
     monkeypatch.chdir(tmp_path)
     text = f"def grpo_train_step({', '.join(known)}): pass"
@@ -179,6 +180,7 @@ def test_a_step_need_know_token_weights_only_where_it_is_given_them(tmp_path, mo
     assert callable(load_train_step("mine", with_token_weights=True))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_run_with_own_components_uses_and_keeps_them(notebook, tmp_path, monkeypatch):
     """The own step is the package's behind another name, so the run must be the same."""
@@ -194,3 +196,22 @@ def test_a_run_with_own_components_uses_and_keeps_them(notebook, tmp_path, monke
     mine = read_metrics(folder)
     names = [name for name in theirs if "seconds" not in name]
     assert mine[names].equals(theirs[names])
+
+
+GOOD = {
+    "load_train_step": (load_train_step, {"components": "package", "with_token_weights": False}),
+    "save_components": (save_components, {"functions": [train]}),
+}
+ROWS = [
+    Row("load_train_step", "components", NOT_A_NAME),
+    Row("save_components", "functions", NOT_A_LIST),
+    Row("save_components", "functions", [[None], ["train"], [3], [len]], "functions: number 0 is "),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_bad_input_is_refused_by_name(tmp_path, monkeypatch, row):
+    """And no file is written."""
+    monkeypatch.chdir(tmp_path)
+    check_refusal(GOOD, row)
+    assert list(tmp_path.rglob("*")) == []
