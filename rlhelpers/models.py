@@ -1,12 +1,4 @@
-"""Names on the Hugging Face hub.  The workbook's own model is one commit of its repository, whose hash is a checksum of
-its files: whatever is uploaded later is not loaded.
-
-Dropout off for a while, also where gradients are checkpointed.
-
-What is asked of a model before anything is read once for several rows: whether they can share keys and values, how
-many, and how the model is given them.
-
-The model that is trained, its tokenizer, and its optimizer."""
+"""Models of transformers: loading and saving them, eval mode, and whether rows can share their keys and values."""
 
 from __future__ import annotations
 
@@ -32,23 +24,23 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
     from rlhelpers.training.config import RunConfig
 
-
+# The course's model is one commit of its repository: a later upload is not loaded.
 REVISIONS = {"allenai/OLMo-2-0425-1B": "a1847dff35000b4271fa70afc5db10fd29fedbdf"}
 
 
 def revision(model: str) -> str:
-    """What a name stands for: its commit in REVISIONS, and else what is newest."""
+    """The commit of a model on the Hugging Face hub: the one in REVISIONS, else the newest."""
     return REVISIONS.get(model, "main")
 
 
 def download_command(model: str) -> str:
-    """What a shell is told to fetch it beforehand."""
+    """The shell command that fetches a model from the hub beforehand."""
     return f"hf download {model} --revision {revision(model)}"
 
 
 @contextmanager
 def eval_mode(model: Module) -> Iterator[None]:
-    """Everything in eval mode inside; afterwards each submodule is in the mode that it was in."""
+    """Put all submodules in eval mode inside the block, and each back in its own mode after it."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -60,11 +52,10 @@ def eval_mode(model: Module) -> Iterator[None]:
 
 @contextmanager
 def checkpointing_in_eval_mode(model: Module | Callable) -> Iterator[None]:
-    """Forward passes inside keep the gradient checkpoints that the model was told to keep, also in eval mode, in which
-    transformers would keep everything.
+    """Keep gradient checkpointing on in eval mode, in forward passes inside the block.
 
-    It decides by the `training` of a layer that is called.  So the layer says that it is in training until it begins
-    to compute, and everything in it is in eval mode, as it is when the backward pass computes it again.
+    transformers checkpoints a layer only where its `training` is True at the call.  So the layer is in training until
+    it begins to compute; everything in it is in eval mode, then and when the backward pass computes it again.
     """
     modules = model.modules() if isinstance(model, Module) else ()  # a function that gives logits has none
     layers = [m for m in modules if getattr(m, "gradient_checkpointing", False) and not m.training]
@@ -88,8 +79,8 @@ _HEAD_IS_LINEAR: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionary()
 
 
 def can_share(model: PreTrainedModel) -> bool:
-    """Whether keys and values can be handed on, which they cannot with sliding windows, and logits are a linear map of
-    the last hidden state."""
+    """Can rows with a common prefix share this model's KV cache?  Not with sliding windows, and not where logits are no
+    linear map of the last hidden state."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     plain = all(type(layer) is DynamicLayer for layer in DynamicCache(config=model.config).layers)
@@ -97,7 +88,7 @@ def can_share(model: PreTrainedModel) -> bool:
 
 
 def head_is_linear(model: PreTrainedModel) -> bool:
-    """Whether logits are a linear map of the last hidden state: not where they are scaled or soft-capped."""
+    """Are logits a linear map of the last hidden state?  Not where they are scaled or soft-capped."""
     if model not in _HEAD_IS_LINEAR:
         _HEAD_IS_LINEAR[model] = _head_is_linear(model)
     return _HEAD_IS_LINEAR[model]
@@ -105,7 +96,7 @@ def head_is_linear(model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def _head_is_linear(model: PreTrainedModel) -> bool:
-    """By trial, on a few tokens: models have names of their own for what else they do with logits.  The same operation
+    """Try it on a few tokens, since each model has its own names for what else it does with logits.  The same operation
     on the same numbers gives the same bits."""
     with eval_mode(model):
         tokens = torch.arange(min(8, model.config.vocab_size), device=model.device)[None]
@@ -116,29 +107,27 @@ def _head_is_linear(model: PreTrainedModel) -> bool:
 
 
 def common_beginning(prompts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all prompts begin with; 0 where to read them once saves less than a pass costs."""
-    first, last = min(prompts), max(prompts)  # in the order of a dictionary: what these two share, all share
+    """The number of tokens that all prompts begin with; 0 where sharing them saves less than one more pass costs."""
+    first, last = min(prompts), max(prompts)  # in lexicographic order: what these two share, all share
     different = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
     common = next(different, len(first))
     return common if common * (len(prompts) - 1) >= WORTH_A_PASS else 0
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """transformers 5.24 calls the argument `cache`, 5.19 `past_key_values`."""
+    """The name of the cache argument: `cache` in transformers 5.24, `past_key_values` in 5.19."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def load_policy(
     model: str, device: str = "auto", gradient_checkpointing: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load "tiny", a Hugging Face name, or a directory.  safetensors only; no code from the model's repository; of
-    OLMo-2-0425-1B the commit in hub.REVISIONS.
+    """Load "tiny", a Hugging Face name, or a directory.  Only safetensors are read, and no code of the model's own.
 
-    On CUDA: bf16 weights, as the handout has it, and no float32 copies of them (an update far below a weight's own size
-    is rounded away; a run says for how many, see `cautions`), with flash-attention 2 where it is installed and torch's
-    own attention where it is not.
-    On the CPU: float32.  `gradient_checkpointing`: the backward pass keeps each layer's input and computes the rest
-    again.  Raises ValueError when CUDA is asked for and absent, the model cannot be found, or it cannot checkpoint.
+    On CUDA: bf16 weights without float32 copies, as the handout has it (an update far below a weight's size is rounded
+    away; see preflight.cautions), and flash-attention 2 where it is installed, else torch's own attention.  On the CPU:
+    float32.  `gradient_checkpointing`: the backward pass keeps each layer's input and computes the rest again.
+    Raises ValueError when CUDA is asked for and absent, the model cannot be found, or it cannot checkpoint.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -146,7 +135,7 @@ def load_policy(
     check_text(model=model)
     check_flag(gradient_checkpointing=gradient_checkpointing)
     device = choose_device(device)
-    logging.disable_progress_bar()  # bars of a fraction of a second, which fill the logs of a run
+    logging.disable_progress_bar()  # its bars of a fraction of a second would fill a run's log
     source = str(paths.TINY) if model == "tiny" else model
     if Path(source).is_absolute() and not os.path.isdir(source):
         raise ValueError(f"model: got {model!r}; no such directory")
@@ -178,7 +167,7 @@ def load_policy(
 
 
 def make_optimizer(policy: PreTrainedModel, config: RunConfig) -> torch.optim.AdamW:
-    """AdamW, on CUDA in one kernel, which needs no copies of the weights' size and rounds once, at the end."""
+    """AdamW; on CUDA in one fused kernel, which needs no copies of the weights and rounds once, at the end."""
     return torch.optim.AdamW(
         policy.parameters(),
         lr=config.learning_rate,
@@ -189,14 +178,14 @@ def make_optimizer(policy: PreTrainedModel, config: RunConfig) -> torch.optim.Ad
 
 
 def save_policy(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a folder that load_policy reads.  It is there whole or not at all; an earlier one goes."""
+    """Write a folder that load_policy reads, whole or not at all; it replaces an earlier one."""
     with whole_folder(folder) as new:
         policy.save_pretrained(new)
         tokenizer.save_pretrained(new)
 
 
 def choose_device(device: str) -> str:
-    """ "auto" is cuda where there is one, and else cpu.  Raises ValueError for what is none of auto, cpu and cuda."""
+    """Return cuda or cpu for "auto".  Raises ValueError for a device that is unknown, or that this machine lacks."""
     if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise ValueError(f"device: got {device!r}; accepted are auto, cpu, cuda and cuda:<number>")
     if device == "auto":

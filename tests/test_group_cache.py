@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import Olmo2Config, Olmo2ForCausalLM
 
-from rlhelpers import models as caches
+from rlhelpers import models
 from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
 from rlhelpers.rollouts.group_cache import GroupCache
@@ -30,7 +30,7 @@ def grouped_queries():
 @pytest.mark.parametrize(("prompts", "common"), [(PROMPTS, 0), (ALIKE, 3), ([[3, 4, 5]] * 3, 2)])
 @torch.no_grad()
 def test_the_logits_of_every_step_and_after_rows_have_left(grouped_queries, tiny_gpt2, monkeypatch, prompts, common):
-    monkeypatch.setattr(caches, "WORTH_A_PASS", 1)
+    monkeypatch.setattr(models, "WORTH_A_PASS", 1)
     for model, atol in ((grouped_queries, 1e-5), (tiny_gpt2(torch.float32), 1e-5)):
         shared, plain = (make(model, prompts, n=4, room=8, pad_id=0) for make in (GroupCache, PlainCache))
         assert shared.layers[0].common.shape[2] == common

@@ -17,7 +17,7 @@ from transformers import (
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.olmo2 import modeling_olmo2
 
-from rlhelpers import models as caches
+from rlhelpers import models
 from rlhelpers.kernels.logprobs import get_response_log_probs, score_batch
 from rlhelpers.kernels.prefix_sharing import by_length, response_states
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
@@ -51,7 +51,7 @@ def olmo2(monkeypatch):
 def worth_a_pass(request, monkeypatch):
     """In batches as small as these no more passes than necessary are worth while, unless a pass costs little."""
     if request.param == "many passes":
-        monkeypatch.setattr(caches, "WORTH_A_PASS", 2)
+        monkeypatch.setattr(models, "WORTH_A_PASS", 2)
 
 
 def make_batch(groups=5, group_size=3, seed=0, lengths=range(9), prompts=range(1, 9), beginning=()):
@@ -128,7 +128,7 @@ def test_values_elsewhere_are_zero_and_what_is_read_is_counted(olmo2):
 
 
 def test_what_is_read_of_prompts_that_begin_alike_and_of_rows_of_other_lengths(olmo2, monkeypatch):
-    monkeypatch.setattr(caches, "WORTH_A_PASS", 6)
+    monkeypatch.setattr(models, "WORTH_A_PASS", 6)
     assert can_share(olmo2)
     prompts, lengths = [[5, 6, 7, 8, 9], [5, 6, 7, 9], [5, 6, 7, 4, 8]], [2, 7, 2, 6, 2, 7]
     rows = [(prompts[i // 2], [3] * n) for i, n in enumerate(lengths)]
@@ -141,7 +141,7 @@ def test_what_is_read_of_prompts_that_begin_alike_and_of_rows_of_other_lengths(o
 
 
 def test_rows_of_similar_length_together(monkeypatch):
-    monkeypatch.setattr(caches, "WORTH_A_PASS", 6)
+    monkeypatch.setattr(models, "WORTH_A_PASS", 6)
     assert by_length([2, 7, 2, 6, 2, 7]) == [[0, 2, 4], [1, 3, 5]]
     assert by_length([2, 2, 2]) == [[0, 1, 2]] and by_length([9]) == [[0]]
     assert by_length([1, 6]) == [[0, 1]] and by_length([7, 1]) == [[1], [0]]
@@ -149,7 +149,7 @@ def test_rows_of_similar_length_together(monkeypatch):
 
 
 def test_the_common_beginning(monkeypatch):
-    monkeypatch.setattr(caches, "WORTH_A_PASS", 4)
+    monkeypatch.setattr(models, "WORTH_A_PASS", 4)
     assert common_beginning([[1, 2, 3], [1, 2, 4], [1, 2]]) == 2
     assert common_beginning([[1, 2, 3], [1, 2, 4]]) == 0  # two tokens are saved, and a pass costs as much as four
     assert common_beginning([[1, 2, 3, 4, 5]]) == 0 == common_beginning([[], [1, 2]])

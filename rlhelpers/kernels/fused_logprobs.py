@@ -1,13 +1,13 @@
-"""Log-probs and entropies over a large vocabulary, a chunk of words at a time.
+"""Log-probs and entropies over a large vocabulary, a chunk of words at a time (fused linear cross-entropy).
 
 The logits of 8 x 512 tokens over 100,352 words are 1.6 GB in float32, and a plain log-softmax with entropy holds four
-such tables at once.  Here no table is wider than a chunk: the forward pass carries the largest logit and two sums for
-every token from chunk to chunk, and the backward pass finishes the gradient of a chunk's words before it goes on to the
-next.  It needs the logits again.  They were kept as far as there is room where the gradient of the weight will stand,
-which nothing else uses before; the others are computed a second time.
+such tables at once.  Here no table is wider than a chunk.  The forward pass carries the largest logit and two sums per
+token from chunk to chunk.  The backward pass finishes the gradient of a chunk's words before the next chunk.  It needs
+the logits again: logit chunks are stashed in the still unused buffer of the weight's gradient, as far as there is room,
+and the rest are recomputed.
 
 liger-kernel 0.8.5 has the same function without a bias, `LigerFusedLinearScaledCrossEntropyFunction`.  It is not used:
-but for Hopper cards it is a loop in torch like this one, with the weight's gradient summed over chunks in bfloat16.
+except on Hopper cards it is a loop in torch like this one, and it sums the weight's gradient over chunks in bfloat16.
 """
 
 import torch
@@ -27,7 +27,7 @@ def log_probs_and_entropy(
 
     hidden (tokens, d), weight (vocabulary, d), bias (vocabulary,) or None, labels (tokens,) int64.  Both results are
     (tokens,), float32 or, for float64, float64: half-precision logits are normalised in float32.  The log-probs have
-    gradients to hidden, weight and bias; the entropy has none.  The log-prob of a label that is no word is nan.
+    gradients to hidden, weight and bias; the entropy has none.  The log-prob of a label outside the vocabulary is NaN.
     """
     keep = torch.is_grad_enabled() and weight.requires_grad
     return _LogProbs.apply(hidden, weight, bias, labels, temperature, keep)

@@ -1,8 +1,9 @@
-"""Hidden states at the response positions of a batch in which several rows share a prompt.
+"""Hidden states at the response positions of a batch in which rows share a prompt (prefix sharing).
 
-The G responses of a group have one prompt, and a causal model computes the same for it every time; and prompts made
-with one template begin alike.  So what all prompts begin with is read once, then the rest of each distinct prompt, then
-the responses: keys and values are handed on to the rows that go on, and gradients flow back through them.
+The G responses of a group have one prompt, for which a causal model computes the same every time; and prompts made with
+one template begin alike.  So three things are read in turn: the common beginning of all prompts, once; the rest of each
+distinct prompt, once; the responses.  Keys and values are handed on to the rows that continue from them, and gradients
+flow back through them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhelpers import models as caches
+from rlhelpers import models
 from rlhelpers.models import cache_argument, common_beginning
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -25,12 +26,11 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 
 
 def response_states(model: PreTrainedModel, input_ids: Tensor, response_mask: Tensor) -> Tensor:
-    """The last hidden state wherever the mask is set, in row-major order: (tokens, hidden), with gradient.
+    """Return the last hidden state wherever the mask is set, in row-major order: (tokens, hidden), with gradient.
 
     input_ids (batch, length) int64 and response_mask (batch, length) bool as `pad_prompts_and_outputs` gives them: the
-    mask is aligned with the labels, so it is set first at the last token of the prompt.  Equal to reading every row
-    whole, up to rounding.  What is not computed: a prompt again for its second row, what all prompts begin with again
-    for the second prompt, and padding, but for some where it is cheaper than another pass.
+    mask is aligned with the labels, so it is set first at the last token of the prompt.  Equal to a forward pass over
+    whole rows, up to rounding.
     """
     start, end = _ends(response_mask)
     prompts, prompt_of_row = _distinct_prompts(input_ids, start)
@@ -50,15 +50,15 @@ def response_states(model: PreTrainedModel, input_ids: Tensor, response_mask: Te
 
 
 def _ends(mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Where the reading of each response begins, at the last token of its prompt, and ends: (batch,) each.  A row
-    without a response reads one token, for nothing."""
+    """First and end position to run, per row, (batch,) each: from the last token of the prompt on.  A row without a
+    response runs one position."""
     start = mask.int().argmax(dim=1)
     end = torch.where(mask, torch.arange(mask.shape[1], device=mask.device), -1).amax(dim=1) + 1
     return start, torch.maximum(end, start + 1)
 
 
 def _distinct_prompts(input_ids: Tensor, start: Tensor) -> tuple[list[tuple[int, ...]], list[int]]:
-    """The prompts without their last tokens, and the number of each row's."""
+    """The distinct prompts, without their last tokens, and the number of each row's prompt."""
     number: dict[tuple[int, ...], int] = {}
     rows = zip(input_ids.tolist(), start.tolist(), strict=True)
     prompt_of_row = [number.setdefault(tuple(ids[:length]), len(number)) for ids, length in rows]
@@ -66,13 +66,13 @@ def _distinct_prompts(input_ids: Tensor, start: Tensor) -> tuple[list[tuple[int,
 
 
 def by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows of similar length together: cut in two, and each part again, as long as that saves the padding of
-    WORTH_A_PASS tokens.  Within a part in the order given."""
+    """Group rows of similar length: cut in two, and each part again, as long as a cut saves WORTH_A_PASS tokens of
+    padding.  Rows of a part keep their order."""
 
     def cut(rows: list[int]) -> list[list[int]]:
         longest = lengths[rows[-1]]
         saved, k = max(((k * (longest - lengths[rows[k - 1]]), k) for k in range(1, len(rows))), default=(0, 0))
-        return [sorted(rows)] if saved < caches.WORTH_A_PASS else cut(rows[:k]) + cut(rows[k:])
+        return [sorted(rows)] if saved < models.WORTH_A_PASS else cut(rows[:k]) + cut(rows[k:])
 
     return cut(sorted(range(len(lengths)), key=lengths.__getitem__))
 
@@ -80,7 +80,7 @@ def by_length(lengths: Sequence[int]) -> list[list[int]]:
 def _read_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[DynamicCache, Tensor]:
-    """Keys and values of the prompts, padded on the right, and where there are tokens: (prompts, width) bool."""
+    """The KV cache of the prompts, padded on the right, and where it holds tokens: (prompts, width) bool."""
     from transformers.cache_utils import DynamicCache
 
     cache, common = DynamicCache(config=model.config), common_beginning(prompts)
@@ -101,8 +101,8 @@ def _read_prompts(
 
 
 def _handed_on(cache: DynamicCache, parents: Sequence[int]) -> DynamicCache:
-    """For rows that go on from those numbered in `parents`.  The backward pass of copies side by side is a sum, where
-    that of an index would scatter."""
+    """The cache for rows that continue from the prompts numbered in `parents`.  Copies side by side have a sum as their
+    backward pass, an index would have a scatter."""
     runs = [(parent, len(list(run))) for parent, run in groupby(parents)]
 
     def hand_on(states: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def _handed_on(cache: DynamicCache, parents: Sequence[int]) -> DynamicCache:
 
 
 def _read(model: PreTrainedModel, input_ids: Tensor, positions: Tensor, seen: Tensor, cache: DynamicCache) -> Tensor:
-    """(rows, width, hidden); the cache grows by what was read."""
+    """Run the model's body: (rows, width, hidden).  The cache grows by these positions."""
     outputs = model.base_model(
         input_ids=input_ids,
         position_ids=positions,

@@ -1,4 +1,4 @@
-"""What a run samples with: an engine that is held to the policy's own log-probs, and started again when it dies."""
+"""The sampler of a run: an engine whose log-probs are checked against the policy's, and which is restarted when it dies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NotInSyncError(RuntimeError):
 
 
 class Sampler:
-    """The engine of one run.  `remark` is told what a reader of the results must know."""
+    """The engine of one run.  `remark` takes a sentence that a reader of the results must know."""
 
     def __init__(
         self,
@@ -48,21 +48,21 @@ class Sampler:
         self._background = ThreadPoolExecutor(1)
 
     def sync(self) -> None:
-        """Give the engine the policy's weights, and see that it has them.  Raises NotInSyncError."""
+        """Give the engine the policy's weights, and check that it has them.  Raises NotInSyncError."""
         self._with_restart(self._sync, lambda: None)  # a restart syncs
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
-        """What the engine gives.  Raises RuntimeError for what it cannot have sampled, see `inspect_rollouts`."""
+        """Sample.  Raises RuntimeError for rollouts that cannot be samples of the policy; see `inspect_rollouts`."""
         return self._with_restart(lambda: self._generate(prompts, sampling))
 
     def generate_async(self, prompts: Sequence[str], sampling: Sampling) -> Callable[[], list[Rollout]]:
-        """Sample in the background.  The function that is returned waits for the rollouts; if the engine died over
-        them, it samples again, from what the policy is by then."""
+        """Sample in the background.  Return a function that waits for the rollouts; where the engine died over them, it
+        samples again, from the policy as it is by then."""
         under_way = self._background.submit(self._generate, prompts, sampling)
         return lambda: self._with_restart(under_way.result, lambda: self._generate(prompts, sampling))
 
     def sleep(self) -> None:
-        """Sampling is over until the next sync."""
+        """Let the engine give back memory: nothing is sampled before the next sync."""
         self._with_restart(self.engine.rest)
 
     def close(self) -> None:
@@ -80,8 +80,8 @@ class Sampler:
             check_in_sync(self.engine, self.policy, self.tokenizer, self.temperature)
 
     def _with_restart(self, action: Callable[[], T], again: Callable[[], T] | None = None) -> T:
-        """The action's result, or that of `again`, the same unless told otherwise, after the engine has died, been
-        started again and got the weights; it may die over any of that too."""
+        """Return action().  Where the engine dies over it, restart the engine, give it the weights, and return again()
+        (default: the action), at most MAX_RESTARTS times in a run."""
         again = again or action
         while True:
             try:
