@@ -12,7 +12,8 @@ from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.kernels.dpo import compute_dpo_losses
 from rlhelpers.models import load_policy
-from rlhelpers.tasks.datasets import ALPACA, PreferencePair, write_pairs
+from rlhelpers.tasks.datasets import PreferencePair, write_pairs
+from rlhelpers.tasks.prompts import ALPACA
 from rlhelpers.training import dpo, offline
 from rlhelpers.training.dpo import (
     compute_per_instance_dpo_loss,

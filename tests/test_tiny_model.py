@@ -60,7 +60,7 @@ def test_the_record_is_true():
     rollouts = TorchEngine(model, tokenizer).generate(
         [prompt(p.question) for p in task.validation], Sampling(max_tokens=64, stop=prompt.stop, seed=99)
     )
-    reward_fn = Grader(prompt, task.judge)
+    reward_fn = Grader(prompt, task.verify)
     right = [
         reward_fn(r.completions[0].text, p.answer)["reward"] for r, p in zip(rollouts, task.validation, strict=True)
     ]

@@ -19,7 +19,7 @@ from rlhelpers.checks import check_one_of
 from rlhelpers.files import json_lines, strict_json
 from rlhelpers.tasks.answers import parse_gsm8k_response, parse_mmlu_response
 from rlhelpers.tasks.datasets import read_csv, read_objects, text_field
-from rlhelpers.tasks.grading import is_equal
+from rlhelpers.tasks.grading import is_right
 from rlhelpers.tasks.gsm8k import read_problems
 
 
@@ -155,7 +155,7 @@ BENCHMARKS = {
     benchmark.name: benchmark
     for benchmark in (
         Benchmark("mmlu", "accuracy", read_mmlu, parse_mmlu_response, eq),
-        Benchmark("gsm8k", "accuracy", read_gsm8k, parse_gsm8k_response, is_equal),
+        Benchmark("gsm8k", "accuracy", read_gsm8k, parse_gsm8k_response, is_right),
         Benchmark("alpaca_eval", "win rate", read_alpaca_eval, judge_file="outputs.json", to_judge=to_alpaca_eval),
         Benchmark(
             "simple_safety_tests", "safe", read_safety_tests, judge_file="outputs.jsonl", to_judge=to_safety_judge

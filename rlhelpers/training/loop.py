@@ -68,7 +68,7 @@ class Run:
         self.sampler = Sampler(engine, policy, tokenizer, config.temperature, lambda text: self.remark(text))
         self.next_batch: Callable[[], list[Rollout]] | None = None
         self.prompt = get_prompt(config.prompt)
-        self.grader = Grader(self.prompt, task.judge)
+        self.grader = Grader(self.prompt, task.verify)
         self.train_problems, self.too_long = self._that_fit(task.train)
         self.val_problems, val_too_long = self._that_fit(task.validation)
         self.too_long += val_too_long
