@@ -53,7 +53,7 @@ def real():
 
 
 @needs_real
-def test_the_differences_from_the_course_grader_are_those_listed(real):
+def test_the_differences_from_the_course_are_those_listed(real):
     found = {
         line: (graded.format, graded.answer, graded.reason)
         for line, (row, graded) in real.items()

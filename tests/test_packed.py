@@ -1,13 +1,14 @@
 """Packed documents: what stands in the stream, where it is cut, and what a batch is."""
 
 import copy
+import gzip
 import json
 import math
 
 import pytest
 import torch
 
-from rlhelpers.tasks.datasets import render
+from rlhelpers.tasks.prompts import render
 from rlhelpers.training.sft import PackedSFTDataset, iterate_batches
 
 ROWS = [("a b", "c d"), ("e", "f g h i"), ("j k", "l"), ("m", "a")]
@@ -26,7 +27,7 @@ def documents(tokenizer, begin=(), end=(END,)):
 
 
 @pytest.mark.parametrize(("begin", "end"), [(None, "<eos>"), ("a", "<eos>"), (None, None)])
-def test_begin_and_end_stand_around_each_document_where_the_tokenizer_has_them(file, tokenizer, begin, end):
+def test_begin_and_end_tokens_stand_around_each_document(file, tokenizer, begin, end):
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.bos_token, tokenizer.eos_token = begin, end
     around = [[tokenizer.convert_tokens_to_ids(token)] if token else [] for token in (begin, end)]
@@ -35,7 +36,7 @@ def test_begin_and_end_stand_around_each_document_where_the_tokenizer_has_them(f
 
 
 @pytest.mark.parametrize("seq_length", [1, 2, 5, 30])
-def test_pieces_follow_each_other_and_labels_are_the_next_tokens(file, tokenizer, seq_length):
+def test_pieces_follow_each_other_with_the_next_as_labels(file, tokenizer, seq_length):
     dataset = PackedSFTDataset(tokenizer, file, seq_length, shuffle=False)
     stream = dataset.tokens
     assert len(dataset) == len(list(dataset)) == (len(stream) - 1) // seq_length > 1
@@ -89,14 +90,9 @@ def test_shuffled_batches_hold_each_piece_once(file, tokenizer):
     assert sorted(rows) == sorted(pieces) and rows != pieces
 
 
-@pytest.mark.parametrize("seq_length", [0, -1, 2.0, True, None])
-def test_a_length_that_there_is_not(file, tokenizer, seq_length):
-    with pytest.raises(ValueError, match=r"seq_length: got .*; accepted is a whole number of at least 1"):
-        PackedSFTDataset(tokenizer, file, seq_length, shuffle=False)
-
-
 @pytest.mark.parametrize(
-    "settings", [{"seq_length": 0}, {"seq_length": 2.5}, {"seed": None}, {"seed": "1"}, {"shuffle": "no"}]
+    "settings",
+    [*({"seq_length": n} for n in (0, -1, 2.0, 2.5, True, None)), {"seed": None}, {"seed": "1"}, {"shuffle": "no"}],
 )
 def test_a_setting_that_would_be_guessed_is_named(file, tokenizer, settings):
     [name] = settings
@@ -104,7 +100,7 @@ def test_a_setting_that_would_be_guessed_is_named(file, tokenizer, settings):
         PackedSFTDataset(tokenizer, file, **{"seq_length": 4, "shuffle": True} | settings)
 
 
-def test_a_batch_of_nothing_and_a_shuffle_that_is_a_text_are_named(file, tokenizer):
+def test_bad_input_to_batches_is_named(file, tokenizer):
     dataset = PackedSFTDataset(tokenizer, file, 4, shuffle=False)
     with pytest.raises(ValueError, match="batch_size: got 0; accepted is a whole number of at least 1"):
         iterate_batches(dataset, 0, shuffle=False)
@@ -112,7 +108,14 @@ def test_a_batch_of_nothing_and_a_shuffle_that_is_a_text_are_named(file, tokeniz
         iterate_batches(dataset, 4, shuffle="no")
 
 
-@pytest.mark.parametrize("name", ["instruction", "response"])
-def test_only_texts_are_rendered(name):
-    with pytest.raises(ValueError, match=f"^{name}: got None"):
-        render(**{"instruction": "a", "response": "b"} | {name: None})
+@pytest.mark.field_report("B47")
+def test_line_ends_of_the_data_file_change_no_sequence(tmp_path, tokenizer):
+    rows = b'{"prompt": "a {x}", "response": "b"}\n{"prompt": "c", "response": "d"}\n'
+    (tmp_path / "unix.jsonl").write_bytes(rows)
+    (tmp_path / "dos.jsonl").write_bytes(rows.replace(b"\n", b"\r\n"))
+    (tmp_path / "zipped.jsonl.gz").write_bytes(gzip.compress(rows))
+    unix, *others = (
+        PackedSFTDataset(tokenizer, tmp_path / name, 4, shuffle=False).tokens.tolist()
+        for name in ("unix.jsonl", "dos.jsonl", "zipped.jsonl.gz")
+    )
+    assert len(unix) > 8 and all(other == unix for other in others)

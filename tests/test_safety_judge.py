@@ -153,7 +153,7 @@ def test_an_endpoint_that_stays_broken_ends_it(endpoint, folder, status, text, r
     assert len(endpoint.received) == requests and not (folder / "judged.jsonl").exists()
 
 
-def test_an_endpoint_that_never_answers_is_waited_for_so_long_and_no_longer(endpoint, folder):
+def test_an_endpoint_that_never_answers_times_out(endpoint, folder):
     over = threading.Event()
     endpoint.answer = lambda number, request: (over.wait(30) and 0, "")
     started = time.monotonic()
@@ -174,7 +174,7 @@ def test_where_nobody_listens_the_command_says_so_in_a_line(folder, capsys, monk
     assert error.startswith(f"rlhelpers: judge: {url} gave no verdict, asked 3 times") and error.count("\n") == 1
 
 
-def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(endpoint, folder, monkeypatch):
+def test_an_unusable_key_is_refused_without_being_shown(endpoint, folder, monkeypatch):
     for key in ("secret\nsecret", "sécret", "secret secret"):
         monkeypatch.setenv(KEY, key)
         with pytest.raises(ValueError, match=rf"^{KEY}: got \d+ characters; accepted are ASCII") as caught:
@@ -239,7 +239,11 @@ def test_a_url_that_is_none_is_named(url):
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [({"output": "x"}, "prompts_final: it is missing"), ({"prompts_final": "x"}, "output: got None")],
+    [
+        ({"output": "x"}, "prompts_final: it is missing"),
+        ({"prompts_final": "x"}, "output: it is missing"),
+        ({"prompts_final": "x", "output": None}, "output: got None"),
+    ],
 )
 def test_a_bad_line_is_named_before_anyone_is_asked(endpoint, folder, row, message):
     with open(folder / "outputs.jsonl", "a", encoding="utf-8") as file:
