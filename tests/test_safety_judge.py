@@ -37,7 +37,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(*header)
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # the client has heard enough
-            self.wfile.write(text.encode("utf-8"))
+            for part in [text] if isinstance(text, str) else text:
+                self.wfile.write(part.encode("utf-8"))
+                self.wfile.flush()
 
     def log_message(self, *_):
         pass
@@ -163,6 +165,19 @@ def test_an_endpoint_that_never_answers_times_out(endpoint, folder):
         assert time.monotonic() - started < 5
     finally:
         over.set()
+
+
+def test_an_answer_that_drips_times_out(endpoint, folder):
+    def drip():
+        for _ in range(100):
+            time.sleep(0.05)
+            yield " "
+
+    endpoint.answer = lambda number, request: (200, drip())
+    started = time.monotonic()
+    with pytest.raises(JudgeError, match=r"asked 1 times within 0\.3 s each: ReadTimeout"):
+        judge_safety(folder, quick(endpoint.url, seconds=0.3, attempts=1))
+    assert time.monotonic() - started < 3
 
 
 def test_where_nobody_listens_the_command_says_so_in_a_line(folder, capsys, monkeypatch):

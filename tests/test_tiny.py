@@ -152,6 +152,7 @@ def test_it_scores_as_a_base_model_should():
     assert three["accuracy"] > zero["accuracy"] + 0.1 and three["format"] > zero["format"] + 0.1
 
 
+@pytest.mark.slow
 def test_the_record_is_true():
     """A fresh sample of 96 problems lies within four standard errors of the recorded accuracy."""
     model, tokenizer = load_policy("tiny", "cpu")
@@ -167,6 +168,7 @@ def test_the_record_is_true():
     assert abs(sum(right) / 96 - recorded) < 4 * (recorded * (1 - recorded) / 96) ** 0.5
 
 
+@pytest.mark.slow
 def test_problems_and_tokenizer_are_made_again_byte_for_byte(tmp_path):
     write_problems(tmp_path, Recipe())
     train_tokenizer(Recipe()).save_pretrained(tmp_path)
@@ -175,6 +177,7 @@ def test_problems_and_tokenizer_are_made_again_byte_for_byte(tmp_path):
     assert [made[name] for name in names] == [RECORD["sha256"][name] for name in names]
 
 
+@pytest.mark.slow
 def test_the_whole_recipe_runs_in_small(tmp_path):
     small = Recipe(
         train_problems=8, validation_problems=4, tokenizer_documents=200, phases=((4, 64), (2, 128)),
