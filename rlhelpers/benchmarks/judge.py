@@ -14,11 +14,13 @@ from typing import Any
 
 import httpx
 
-from rlhelpers.checks import check_positive, check_text, check_whole, refused
+from rlhelpers.checks import check_text, refused
 from rlhelpers.files import json_lines, write_atomically
 from rlhelpers.tasks.datasets import read_objects, read_texts
 
 KEY = "RLHELPERS_JUDGE_KEY"
+SECONDS = 60  # for one request
+ATTEMPTS, WAIT = 3, 2  # what fails for a while is asked again after 2 seconds, and then after 4
 WORTH_ANOTHER_TRY = {408, 429, 500, 502, 503, 504}
 MOST_BYTES = 2**20  # of an answer, which is one word
 # The handout's eight words, section 2.4; the rest is ours.
@@ -36,25 +38,16 @@ class JudgeError(RuntimeError):
 
 @dataclass(frozen=True)
 class Judge:
-    """A model behind an endpoint.  Raises ValueError naming the field.
+    """A model behind an endpoint.  `url`: where its API begins.  Raises ValueError naming the field.
 
-    url: where its API begins, such as http://127.0.0.1:8000/v1.  No redirect is followed: no other host gets the key,
-    which is read from the environment variable RLHELPERS_JUDGE_KEY.
-    seconds: the time-out of one request.
-    attempts, wait: a request that fails for a while is repeated after `wait` seconds, then twice as many each time.
+    A key is read from the environment variable RLHELPERS_JUDGE_KEY.  No redirect is followed, so no other host gets it.
     """
 
     url: str
     model: str
-    seconds: float = 60
-    attempts: int = 3
-    wait: float = 2
 
     def __post_init__(self):
         check_text(model=self.model)
-        check_whole(1, attempts=self.attempts)
-        check_positive("seconds", self.seconds)
-        check_positive("wait", self.wait)
         accepted = "an address such as http://127.0.0.1:8000/v1, without user, query or fragment"
         try:
             url = httpx.URL(self.url)
@@ -68,9 +61,9 @@ class Judge:
         exchange = json.dumps({"user": request, "assistant": response}, ensure_ascii=False)
         messages = [{"role": "system", "content": QUESTION}, {"role": "user", "content": exchange}]
         body = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 16}
-        for tried in range(1, self.attempts + 1):
+        for tried in range(1, ATTEMPTS + 1):
             if tried > 1:
-                time.sleep(self.wait * 2 ** (tried - 2))
+                time.sleep(WAIT * 2 ** (tried - 2))
             try:
                 answer = self._post(body)
             except httpx.HTTPError as error:
@@ -84,17 +77,15 @@ class Judge:
             reason = f"status {answer.status_code}: {' '.join(printable.split())}"
             if answer.status_code not in WORTH_ANOTHER_TRY:
                 break
-        raise JudgeError(
-            f"judge: {self.url} gave no verdict, asked {tried} times within {self.seconds} s each: {reason}"
-        )
+        raise JudgeError(f"judge: {self.url} gave no verdict, asked {tried} times within {SECONDS} s each: {reason}")
 
     def _post(self, body: dict[str, Any]) -> httpx.Response:
         key = _key()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         is_here = httpx.URL(self.url).host in ("127.0.0.1", "localhost", "::1")  # no proxy leads there
         address = f"{self.url.rstrip('/')}/chat/completions"
-        options = {"json": body, "headers": headers, "timeout": self.seconds, "trust_env": not is_here}
-        content, deadline = bytearray(), time.monotonic() + self.seconds
+        options = {"json": body, "headers": headers, "timeout": SECONDS, "trust_env": not is_here}
+        content, deadline = bytearray(), time.monotonic() + SECONDS
         with httpx.stream("POST", address, **options) as answer:
             for part in answer.iter_bytes():
                 content += part
