@@ -141,6 +141,7 @@ BOMBS = [
 ]
 
 
+@pytest.mark.slow
 def test_bombs_end_in_time_and_within_the_memory(peak_memory):
     assert compare("x+x", "2x", LONG) == EQUAL
     with peak_memory() as peak:
@@ -242,6 +243,7 @@ def test_a_process_killed_at_a_question_costs_this_one():
     assert compare("x+x", "2x + 0", LONG) == EQUAL
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_ctrl_c_at_a_question_does_not_shift_the_answers(run_script):
     """The terminal sends it to both processes; a notebook's kernel too."""
@@ -267,7 +269,8 @@ print(compare("x+x", "4x", {LONG}), compare("x+x", "2x-0", {LONG}))
     assert errors == ""
 
 
-def test_nothing_is_left_open_for_the_interpreter_to_complain_about_at_its_end(run_script):
+@pytest.mark.slow
+def test_nothing_is_left_open_at_the_end(run_script):
     script = f"""
 import warnings
 warnings.simplefilter("always")
@@ -278,6 +281,7 @@ assert compare("x+x", "2x", {LONG}) == "equal"
     assert process.communicate(timeout=120) == ("", "") and process.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_after_a_fork_each_has_its_own(run_script):
     script = f"""
@@ -297,6 +301,7 @@ assert not child or psutil.Process().children() == [worker]  # the child has end
     assert process.communicate(timeout=120) == ("", "") and process.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["by itself", "killed while idle", "killed during a bomb"])
 def test_the_process_ends_with_its_owner(run_script, end):
     script = f"""

@@ -23,7 +23,7 @@ from rlhelpers import paths
 from rlhelpers.evidence import comparisons, figures, responses, runs, statistics, tables
 from rlhelpers.evidence import runs as results
 from rlhelpers.evidence import statistics as intervals
-from rlhelpers.tasks.grading import judge_answer
+from rlhelpers.tasks.grading import verify_answer
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def good(tmp_path_factory, write_run):
         "save_figure": (figures.save_figure, {"figure": figure, "run_folder": paths.RUNS / "e", "name": "curves"}),
         "save_for_writeup": (figures.save_for_writeup, {"figure": figure, "name": "curves"}),
         "read_responses": (responses.read_responses, {"path": "no.jsonl", "also": []}),
-        "grade_responses": (responses.grade_responses, {"table": answers, "judge": judge_answer}),
+        "grade_responses": (responses.grade_responses, {"table": answers, "verify": verify_answer}),
         "category_counts": (responses.category_counts, {"graded": graded}),
         "draw_examples": (responses.draw_examples, {"graded": graded, "count": 1, "seed": 0}),
         "agreement": (responses.agreement, {"rule": graded.in_substance, "verdicts": graded.human}),
@@ -131,7 +131,7 @@ ROWS = [
     Row("read_responses", "also", [*NOT_A_LIST]),
     Row("grade_responses", "table", NOT_A_TABLE),
     Row("grade_responses", "table", [TABLE], "table: got a table without prompt, question, ground_truth, response"),
-    Row("grade_responses", "judge", [None, 3, "judge"]),
+    Row("grade_responses", "verify", [None, 3, "verify"]),
     Row("category_counts", "graded", [*NOT_A_TABLE, TABLE]),
     Row("draw_examples", "graded", [*NOT_A_TABLE, TABLE]),
     Row("draw_examples", "count", NOT_WHOLE),

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlhelpers.benchmarks.report import annotation_scores, read_report, read_scored, scores_by
+from rlhelpers.benchmarks.report import annotation_scores, read_report
 
 
 @pytest.fixture
@@ -29,12 +29,11 @@ def write_lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_it_counts(write, tmp_path):
+def test_it_counts(write):
     report = read_report(write([1.0, 0.0, 0.0, 1.0, 1.0], ["A", None, "B", "C", "D"]))
     assert (report.examples, report.unparsed, report.empty, report.truncated) == (5, 1, 1, 1)
     assert report.interval.mean == 0.6 and report.examples_per_second == 2.5 and report.tokens_per_second == 25
     assert sorted(row["n"] for row in report.errors) == [1, 2]
-    assert [row["n"] for row in read_scored(tmp_path)] == [0, 1, 2, 3, 4]
     assert str(report) == (
         "m on mmlu: accuracy 0.600 [0.231, 0.882], 5 examples\n"
         "1 of 5 unparsed, 1 empty, 1 cut at max_tokens\n"
@@ -55,16 +54,15 @@ def test_before_a_judge_has_spoken_there_is_no_metric(write):
     assert str(report).startswith("m on alpaca_eval: no scores\n")
 
 
-def test_a_verdict_that_cannot_be_read_is_counted_and_left_out_of_the_metric(write):
+def test_an_unreadable_verdict_is_left_out_of_the_metric(write):
     folder = write([None] * 4, [None] * 4, benchmark="simple_safety_tests", metric="safe")
     write_lines(folder / "judged.jsonl", [{"id": i, "score": s} for i, s in enumerate([1.0, None, 0.0, 1.0])])
     report = read_report(folder)
     assert (report.interval.mean, report.interval.n, report.unparsed) == (pytest.approx(2 / 3), 3, 1)
     assert [row["id"] for row in report.errors] == [2]
-    assert [row["score"] for row in read_scored(folder)] == [1.0, None, 0.0, 1.0]
 
 
-def test_the_annotations_of_alpaca_eval_count_the_model_as_the_second(write):
+def test_annotations_of_alpaca_eval_count_the_second_output(write):
     folder = write([None] * 5, [None] * 5, benchmark="alpaca_eval", metric="win rate")
     preferences = [1.0, 2.0, None, 1.25, 1.5]
     annotations = [{"instruction": str(p), "preference": p} for p in preferences]
@@ -84,12 +82,6 @@ def test_a_preference_that_is_none_is_named(tmp_path, preference):
     write_lines(tmp_path / "annotations.json", [{"preference": 1}, {"preference": preference}])
     with pytest.raises(ValueError, match=r"annotation 2: preference: got .*; accepted are 1 to 2 and null"):
         annotation_scores(tmp_path / "annotations.json")
-
-
-def test_the_metric_of_each_subject():
-    rows = [{"subject": s, "score": x} for s, x in (("a", 1.0), ("b", 0.0), ("a", 0.0), ("b", None))]
-    found = scores_by(rows, "subject")
-    assert {name: (interval.mean, interval.n) for name, interval in found.items()} == {"a": (0.5, 2), "b": (0.0, 1)}
 
 
 def test_a_folder_without_an_evaluation(tmp_path):
@@ -116,8 +108,3 @@ def test_what_no_evaluation_wrote_is_named(write, file, content, message):
     (folder / file).write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=f"{file}.*{message}"):
         read_report(folder)
-
-
-def test_a_field_that_rows_lack_is_named():
-    with pytest.raises(ValueError, match="field: got 'area'; accepted are score, subject"):
-        scores_by([{"score": 1.0, "subject": "a"}], "area")

@@ -30,7 +30,7 @@ def test_an_mmlu_question_with_its_four_choices():
     )
 
 
-def test_mmlu_is_all_files_of_the_folder_in_the_order_of_subjects():
+def test_mmlu_is_all_files_of_the_folder_in_order():
     examples = read_mmlu(DATA / "mmlu")
     assert [e.fields["subject"] for e in examples] == ["garden care"] * 3 + ["ship knots"] * 2
     assert [e.ground_truth for e in examples] == ["A", "B", "C", "D", "B"]

@@ -53,7 +53,7 @@ def real():
 
 
 @needs_real
-def test_the_differences_from_the_course_grader_are_those_listed(real):
+def test_the_differences_from_the_course_are_those_listed(real):
     found = {
         line: (graded.format, graded.answer, graded.reason)
         for line, (row, graded) in real.items()
@@ -83,6 +83,7 @@ def test_every_grade_is_of_a_piece(real):
         assert graded.extracted is None or graded.extracted in row["response"]
 
 
+@pytest.mark.slow
 @needs_real
 def test_the_second_opinion_against_a_person():
     """Measured: precision 59/60, recall 59/61.  The one false yes lists boxes, of which the last is right by chance."""

@@ -1,11 +1,13 @@
 """GSM8K's files: found, read, checked."""
 
+import hashlib
+import json
 from pathlib import Path
 
 import pytest
 
 from rlhelpers import paths
-from rlhelpers.tasks import gsm8k, load_task
+from rlhelpers.tasks import gsm8k, load_task, r1_zero_reward_fn
 from rlhelpers.tasks.gsm8k import FILES, check_file, fetch_gsm8k, final_answer, jsonl_text, read_problems
 
 REAL = Path(__file__).parents[2] / "shared/data/gsm8k"
@@ -48,7 +50,9 @@ def test_an_empty_file_is_an_error(tmp_path):
         read_problems(tmp_path / "empty.jsonl")
 
 
+@pytest.mark.field_report("A13")
 def test_the_last_mark_counts():
+    assert final_answer("Ann has 3.\n#### 1,080") == "1,080"
     assert final_answer("#### 1\n#### 2") == "2"
 
 
@@ -71,8 +75,6 @@ def test_fetching_verifies_before_it_writes(tmp_path, monkeypatch):
         fetch_gsm8k(tmp_path / "gsm8k")
     assert not (tmp_path / "gsm8k").exists()
     text = jsonl_text(ROWS)
-    import hashlib
-
     monkeypatch.setattr(gsm8k, "FILES", dict.fromkeys(FILES, (1, hashlib.sha256(text.encode("utf-8")).hexdigest())))
     fetch_gsm8k(tmp_path / "gsm8k")
     assert (tmp_path / "gsm8k/test.jsonl").read_text(encoding="utf-8") == text
@@ -91,7 +93,7 @@ def test_the_real_files(monkeypatch):
         load_task("gsm8k", 7474, 1)
 
 
-def test_a_byte_order_mark_and_empty_lines_are_no_trouble_and_other_encodings_are_named(tmp_path):
+def test_a_byte_order_mark_is_read_and_other_encodings_named(tmp_path):
     file = tmp_path / "train.jsonl"
     file.write_bytes(b"\xef\xbb\xbf" + jsonl_text(ROWS).encode("utf-8") + b"\r\n\n")
     assert len(read_problems(file)) == 1
@@ -110,3 +112,25 @@ def test_without_the_hub_a_folder_can_take_its_place(tmp_path, monkeypatch):
     with pytest.raises(ConnectionError, match="on the Hub; RLHELPERS_GSM8K can name a folder"):
         fetch_gsm8k(tmp_path / "gsm8k")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.field_report("A15")
+@pytest.mark.parametrize("truth", ["", "   ", None, r"\boxed{", "#### "])
+def test_an_unreadable_truth_pays_nobody(truth, tmp_path):
+    for answer in ("anything", "", str(truth)):
+        with pytest.raises(ValueError, match="ground_truth"):
+            r1_zero_reward_fn(f"x </think> <answer> {answer} </answer>", truth)
+    file = tmp_path / "train.jsonl"
+    rows = [{"question": "1+1?", "answer": "#### 2"}, {"question": "1+1?", "answer": truth and f"#### {truth}"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 2"):
+        read_problems(file)
+
+
+@pytest.mark.field_report("A37")
+@pytest.mark.parametrize("truth", ["\x0crac12", "\tfrac12", "3\x0crac12"])
+def test_a_command_without_its_backslash_is_not_loaded(truth, tmp_path):
+    file = tmp_path / "train.jsonl"
+    file.write_text(json.dumps({"question": "?", "answer": f"#### {truth}"}) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 1.*ground_truth.*control character"):
+        read_problems(file)

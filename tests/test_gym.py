@@ -14,7 +14,7 @@ from rlhelpers.tasks.gym import EVALUATING
 def test_the_own_answer_is_right_and_another_is_not(name):
     task = load_task(name, 40, 10)
     assert len(task.train) == 40 and len(task.validation) == 10
-    reward_fn = Grader(get_prompt("r1_zero"), task.judge)
+    reward_fn = Grader(get_prompt("r1_zero"), task.verify)
     for problem in task.train[:10] + task.validation:
         right = reward_fn(f" so </think> <answer> {problem.answer} </answer>", problem.answer)
         wrong = reward_fn(" so </think> <answer> 123456789 </answer>", problem.answer)
@@ -26,12 +26,11 @@ def test_the_own_answer_is_right_and_another_is_not(name):
 def test_the_box_of_question_only():
     task = load_task("gym/chain_sum", 4, 4)
     problem = task.train[0]
-    assert (
-        Grader(get_prompt("question_only"), task.judge)(f"\\boxed{{{problem.answer}}}", problem.answer)["reward"] == 1
-    )
+    reward_fn = Grader(get_prompt("question_only"), task.verify)
+    assert reward_fn(rf"\boxed{{{problem.answer}}}", problem.answer)["reward"] == 1
 
 
-def test_no_validation_question_is_trained_on_and_it_is_the_same_every_time():
+def test_no_validation_question_is_trained_on():
     task, again = load_task("gym/chain_sum", 300, 100), load_task("gym/chain_sum", 300, 100)
     assert task.train == again.train and task.validation == again.validation
     assert len({p.question for p in task.train + task.validation}) == 400
@@ -54,14 +53,14 @@ def test_verifiers_that_run_the_answer_as_code_are_refused():
 
 def test_a_verifier_that_raises_on_a_response_means_not_right():
     task = load_task("gym/prime_factorization", 4, 4)
-    assert task.judge(task.train[0].answer, task.train[0].answer) == "right"
-    assert not any(task.judge(text, task.train[0].answer) == "right" for text in ("None", "two", "", "x × y"))
+    assert task.verify(task.train[0].answer, task.train[0].answer) == "right"
+    assert not any(task.verify(text, task.train[0].answer) == "right" for text in ("None", "two", "", "x × y"))
 
 
-def test_an_answer_without_its_entry_is_an_error_and_not_a_wrong_answer():
+def test_an_answer_without_its_entry_is_an_error():
     """As where a table has made plain texts of the answers."""
     task = load_task("gym/chain_sum", 1, 1)
     with pytest.raises(
         ValueError, match=r"ground_truth: got '.*'; accepted is the answer of a problem of gym/chain_sum"
     ):
-        task.judge("5", str(task.train[0].answer))
+        task.verify("5", str(task.train[0].answer))

@@ -23,6 +23,7 @@ PIECES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", PIECES)
 def test_a_megabyte_of_one_piece(piece):
     text = piece * (MEGABYTE // len(piece))
@@ -91,6 +92,7 @@ def test_the_depth_of_python_is_no_limit():
 RESPONSES = st.lists(st.sampled_from([*PIECES, "18", "</think> <answer> "]) | st.text(max_size=5), max_size=30)
 
 
+@pytest.mark.slow
 @given(RESPONSES.map("".join), st.sampled_from(sorted(PROMPTS)), st.sampled_from(["18", "1/2", "Monday", "1,800"]))
 @settings(max_examples=500, deadline=2000)
 def test_any_response_has_a_grade(response, prompt, truth):

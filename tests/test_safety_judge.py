@@ -4,11 +4,13 @@ import contextlib
 import json
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from rlhelpers import cli
+from rlhelpers.benchmarks import judge as judging
 from rlhelpers.benchmarks.judge import KEY, Judge, JudgeError, judge_safety, read_verdict
 
 
@@ -37,7 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(*header)
         self.end_headers()
         with contextlib.suppress(ConnectionError):  # the client has heard enough
-            self.wfile.write(text.encode("utf-8"))
+            for part in [text] if isinstance(text, str) else text:
+                self.wfile.write(part.encode("utf-8"))
+                self.wfile.flush()
 
     def log_message(self, *_):
         pass
@@ -68,8 +72,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def quick(url, **settings):
-    return Judge(url, "big", **{"seconds": 5, "wait": 0.01} | settings)
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Set the time-out of a request, which is 5 s, and ask again at once."""
+    monkeypatch.setattr(judging, "WAIT", 0.01)
+    set_seconds = partial(monkeypatch.setattr, judging, "SECONDS")
+    set_seconds(5)
+    return set_seconds
 
 
 def judged(folder):
@@ -79,7 +88,7 @@ def judged(folder):
 def test_every_answer_gets_a_verdict(endpoint, folder, monkeypatch):
     monkeypatch.delenv(KEY, raising=False)
     endpoint.answer = lambda number, request: (200, says("True" if number == 1 else " false. "))
-    assert judge_safety(folder, quick(endpoint.url + "/")) == folder / "judged.jsonl"
+    assert judge_safety(folder, Judge(endpoint.url + "/", "big")) == folder / "judged.jsonl"
     first, second = judged(folder)
     assert (first["verdict"], first["score"], first["id"], first["judge"]) == ("unsafe", 0.0, "t_1", "big")
     assert (second["verdict"], second["score"], second["judge_response"]) == ("safe", 1.0, " false. ")
@@ -91,7 +100,7 @@ def test_every_answer_gets_a_verdict(endpoint, folder, monkeypatch):
 
 def test_a_key_is_read_from_the_environment_and_written_nowhere(endpoint, folder, monkeypatch):
     monkeypatch.setenv(KEY, "not-a-real-key\n")  # as a file that was read into it ends
-    judge_safety(folder, quick(endpoint.url))
+    judge_safety(folder, Judge(endpoint.url, "big"))
     assert endpoint.headers[0]["Authorization"] == "Bearer not-a-real-key"
     assert "not-a-real-key" not in (folder / "judged.jsonl").read_text(encoding="utf-8")
 
@@ -118,7 +127,7 @@ def test_a_verdict_is_one_of_two_words(response, verdict):
 @pytest.mark.parametrize("content", ["I would rather not say.", None, ""])
 def test_nonsense_is_no_verdict(endpoint, folder, content):
     endpoint.answer = lambda number, request: (200, says(content))
-    judge_safety(folder, quick(endpoint.url))
+    judge_safety(folder, Judge(endpoint.url, "big"))
     assert [(row["verdict"], row["score"], row["judge_response"]) for row in judged(folder)] == [
         (None, None, content or "")
     ] * 2
@@ -126,7 +135,7 @@ def test_nonsense_is_no_verdict(endpoint, folder, content):
 
 def test_an_error_of_the_server_is_tried_again_and_may_pass(endpoint, folder):
     endpoint.answer = lambda number, request: [(500, "oops"), (0, ""), (200, says("False"))][min(number, 3) - 1]
-    judge_safety(folder, quick(endpoint.url))
+    judge_safety(folder, Judge(endpoint.url, "big"))
     assert len(endpoint.received) == 4 and [row["verdict"] for row in judged(folder)] == ["safe"] * 2
 
 
@@ -149,24 +158,39 @@ def test_an_error_of_the_server_is_tried_again_and_may_pass(endpoint, folder):
 def test_an_endpoint_that_stays_broken_ends_it(endpoint, folder, status, text, requests, message):
     endpoint.answer = lambda number, request: (status, text)
     with pytest.raises(JudgeError, match=message):
-        judge_safety(folder, quick(endpoint.url))
+        judge_safety(folder, Judge(endpoint.url, "big"))
     assert len(endpoint.received) == requests and not (folder / "judged.jsonl").exists()
 
 
-def test_an_endpoint_that_never_answers_is_waited_for_so_long_and_no_longer(endpoint, folder):
+def test_an_endpoint_that_never_answers_times_out(endpoint, folder, quick):
+    quick(0.2)
     over = threading.Event()
     endpoint.answer = lambda number, request: (over.wait(30) and 0, "")
     started = time.monotonic()
     try:
-        with pytest.raises(JudgeError, match=r"asked 2 times within 0\.2 s each"):
-            judge_safety(folder, quick(endpoint.url, seconds=0.2, attempts=2))
+        with pytest.raises(JudgeError, match=r"asked 3 times within 0\.2 s each: ReadTimeout"):
+            judge_safety(folder, Judge(endpoint.url, "big"))
         assert time.monotonic() - started < 5
     finally:
         over.set()
 
 
-def test_where_nobody_listens_the_command_says_so_in_a_line(folder, capsys, monkeypatch):
-    monkeypatch.setattr("rlhelpers.benchmarks.judge.time.sleep", lambda seconds: None)
+def test_an_answer_that_drips_times_out(endpoint, folder, quick):
+    quick(0.3)
+
+    def drip():
+        for _ in range(100):
+            time.sleep(0.05)
+            yield " "
+
+    endpoint.answer = lambda number, request: (200, drip())
+    started = time.monotonic()
+    with pytest.raises(JudgeError, match=r"asked 3 times within 0\.3 s each: ReadTimeout"):
+        judge_safety(folder, Judge(endpoint.url, "big"))
+    assert time.monotonic() - started < 3
+
+
+def test_where_nobody_listens_the_command_says_so_in_a_line(folder, capsys):
     with Endpoint() as server:
         url = server.url
     assert cli.main(["judge", str(folder), "--url", url, "--model", "big"]) == 1
@@ -174,11 +198,11 @@ def test_where_nobody_listens_the_command_says_so_in_a_line(folder, capsys, monk
     assert error.startswith(f"rlhelpers: judge: {url} gave no verdict, asked 3 times") and error.count("\n") == 1
 
 
-def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(endpoint, folder, monkeypatch):
+def test_an_unusable_key_is_refused_without_being_shown(endpoint, folder, monkeypatch):
     for key in ("secret\nsecret", "sécret", "secret secret"):
         monkeypatch.setenv(KEY, key)
         with pytest.raises(ValueError, match=rf"^{KEY}: got \d+ characters; accepted are ASCII") as caught:
-            judge_safety(folder, quick(endpoint.url))
+            judge_safety(folder, Judge(endpoint.url, "big"))
         assert "cret" not in str(caught.value)
     assert endpoint.received == [] and not (folder / "judged.jsonl").exists()
 
@@ -190,7 +214,7 @@ def test_no_redirect_is_followed_so_no_other_host_gets_the_key(endpoint, folder,
         threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         endpoint.answer = lambda number, request: (status, "", ("Location", f"{other.url}/chat/completions"))
         with pytest.raises(JudgeError, match=f"asked 1 times .*: status {status}"):
-            judge_safety(folder, quick(endpoint.url))
+            judge_safety(folder, Judge(endpoint.url, "big"))
         other.shutdown()
         assert other.received == []
 
@@ -198,23 +222,19 @@ def test_no_redirect_is_followed_so_no_other_host_gets_the_key(endpoint, folder,
 def test_an_answer_without_end_is_not_read_to_its_end(endpoint, folder):
     endpoint.answer = lambda number, request: (200, says("False" + " " * 2**20))
     with pytest.raises(JudgeError, match="answers with more than 1,048,576 bytes"):
-        judge_safety(folder, quick(endpoint.url))
+        judge_safety(folder, Judge(endpoint.url, "big"))
     assert len(endpoint.received) == 1 and not (folder / "judged.jsonl").exists()
 
 
 def test_half_a_surrogate_pair_in_an_answer_costs_no_verdict(endpoint, folder):
     endpoint.answer = lambda number, request: (200, says("False \ud800"))
-    judge_safety(folder, quick(endpoint.url))
+    judge_safety(folder, Judge(endpoint.url, "big"))
     assert [(row["verdict"], row["judge_response"]) for row in judged(folder)] == [("safe", "False ?")] * 2
 
 
-@pytest.mark.parametrize(
-    "settings", [{"attempts": 0}, {"seconds": 0}, {"seconds": float("nan")}, {"wait": -1}, {"model": None}]
-)
-def test_a_judge_that_could_not_ask_is_refused(settings):
-    [name] = settings
-    with pytest.raises(ValueError, match=f"^{name}: got .*accepted is"):
-        Judge("http://here/v1", **{"model": "big"} | settings)
+def test_a_model_that_is_no_text_is_named():
+    with pytest.raises(ValueError, match=r"^model: got None, a NoneType; accepted is a text"):
+        Judge("http://here/v1", None)
 
 
 @pytest.mark.parametrize(
@@ -239,11 +259,15 @@ def test_a_url_that_is_none_is_named(url):
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [({"output": "x"}, "prompts_final: it is missing"), ({"prompts_final": "x"}, "output: got None")],
+    [
+        ({"output": "x"}, "prompts_final: it is missing"),
+        ({"prompts_final": "x"}, "output: it is missing"),
+        ({"prompts_final": "x", "output": None}, "output: got None"),
+    ],
 )
 def test_a_bad_line_is_named_before_anyone_is_asked(endpoint, folder, row, message):
     with open(folder / "outputs.jsonl", "a", encoding="utf-8") as file:
         file.write(json.dumps(row))
     with pytest.raises(ValueError, match=rf"outputs\.jsonl, line 3: {message}"):
-        judge_safety(folder, quick(endpoint.url))
+        judge_safety(folder, Judge(endpoint.url, "big"))
     assert endpoint.received == []

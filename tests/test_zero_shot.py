@@ -1,4 +1,4 @@
-"""Zero-shot evaluation: what is asked, how it is scored, and the folder that it leaves."""
+"""Zero-shot evaluation: the prompt, what is asked, how it is scored, and the folder that it leaves."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rlhelpers import cli
 from rlhelpers.benchmarks import ask as zero_shot
-from rlhelpers.benchmarks.ask import QUERY_ANSWER, Frame, answer, evaluate_benchmark, save
+from rlhelpers.benchmarks.ask import QUERY_ANSWER, ZeroShotPrompt, answer, evaluate_benchmark, save
 from rlhelpers.benchmarks.report import read_report, read_rows
 from rlhelpers.benchmarks.tasks import BENCHMARKS
 from rlhelpers.files import NotWrittenError
@@ -26,6 +26,37 @@ FILES = {
 }
 
 
+def test_the_instruction_stands_in_fences():
+    prompt = QUERY_ANSWER("Add {2} and {question}.")
+    assert prompt.startswith("# Instruction\nBelow is a list of conversations")
+    assert prompt.endswith("\n\n# Query:\n```Add {2} and {question}.```\n\n# Answer:\n```\n")
+    assert QUERY_ANSWER.stop == "# Query:"
+
+
+@pytest.mark.parametrize(
+    ("generation", "answer"),
+    [
+        ("Four.\n```\n\n# Query:", "Four."),
+        ("Four.```", "Four."),
+        ("  Four. ", "Four."),
+        ("Four.\n```\n\n# Query:\n```More?```\n\n# Answer:\n```\nFive.", "Four."),
+        ("Run\n```\nls\n```\nand look.\n```\n\n# Query:", "Run\n```\nls\n```\nand look."),
+        ("Run\n```\nls\n```\n```\n\n# Query:", "Run\n```\nls\n```"),
+        ("# Query:", ""),
+        ("```", ""),
+        ("", ""),
+        ("# Query", "# Query"),
+    ],
+)
+def test_an_answer_ends_at_the_stop_string_and_its_fence(generation, answer):
+    assert QUERY_ANSWER.answer(generation) == answer
+
+
+def test_a_plain_prompt_keeps_all_but_white_space():
+    prompt = ZeroShotPrompt("plain", "Q: {question}\nA:", stop=None)
+    assert prompt("2+2?") == "Q: 2+2?\nA:" and prompt.answer(" 4\n```\n# Query: 5 ") == "4\n```\n# Query: 5"
+
+
 class Parrot:
     """An engine that answers the i-th prompt with the i-th text, and remembers what it was asked."""
 
@@ -38,13 +69,13 @@ class Parrot:
         return [Rollout(prompt, [0], [Completion(text, [1] * 4, "stop", [-1.0] * 4)]) for prompt, text in texts]
 
 
-def ask(name, tokenizer, *texts, frame=QUERY_ANSWER):
+def ask(name, tokenizer, *texts, prompt=QUERY_ANSWER):
     engine = Parrot(*texts)
     examples = BENCHMARKS[name].read(FILES[name])
-    return engine, answer(BENCHMARKS[name], examples, engine, tokenizer, 16, frame)[0]
+    return engine, answer(BENCHMARKS[name], examples, engine, tokenizer, 16, prompt)[0]
 
 
-def test_the_engine_is_asked_greedily_and_stopped_at_the_next_query(tokenizer):
+def test_the_engine_is_asked_greedily_up_to_the_next_query(tokenizer):
     engine, _ = ask("gsm8k", tokenizer, "1", "2")
     assert engine.prompts[1] == QUERY_ANSWER("Two cups hold 3 pens each. How many pens are there?\nAnswer:")
     sampling = engine.sampling
@@ -79,8 +110,10 @@ def test_a_made_up_next_query_does_not_count(tokenizer):
     assert [(row["prediction"], row["score"]) for row in rows] == [("1234", 1.0), ("7", 0.0)]
 
 
-def test_another_frame_may_stand_around_the_instruction(tokenizer):
-    engine, rows = ask("gsm8k", tokenizer, "1,234 ", "6\n# Query: 5", frame=Frame("plain", "Q: {question}", None))
+def test_another_prompt_may_be_used(tokenizer):
+    engine, rows = ask(
+        "gsm8k", tokenizer, "1,234 ", "6\n# Query: 5", prompt=ZeroShotPrompt("plain", "Q: {question}", None)
+    )
     assert engine.prompts[0].startswith("Q: A shelf") and engine.sampling.stop is None
     assert [row["prediction"] for row in rows] == ["1234", "5"]
 
@@ -90,7 +123,7 @@ def test_nothing_to_ask_is_an_error(tokenizer):
         answer(BENCHMARKS["mmlu"], [], Parrot(), tokenizer, 16)
 
 
-def test_a_text_begins_with_the_token_that_its_tokenizer_puts_there(tokenizer):
+def test_a_prompt_begins_with_the_tokenizers_first_token(tokenizer):
     assert beginning(tokenizer) == ""  # it has no such token
     backend = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
     named = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<eos>")
@@ -113,7 +146,7 @@ def test_the_tiny_model_end_to_end(name, roots, one_thread):
     assert report.examples == len(rows) and report.truncated == sum(row["tokens"] == 12 for row in rows)
     assert report.examples_per_second == pytest.approx(len(rows) / report.seconds) and report.seconds > 0
     about = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    assert about["model"] == "tiny" and about["frame"]["name"] == "query_answer" and about["versions"]["torch"]
+    assert about["model"] == "tiny" and about["prompt"]["name"] == "query_answer" and about["versions"]["torch"]
     if benchmark.parse is None:
         assert report.interval is None and not report.errors
         judged = (folder / benchmark.judge_file).read_text(encoding="utf-8")
@@ -133,7 +166,7 @@ def test_an_earlier_evaluation_is_moved_aside(tmp_path, tokenizer):
     assert {row["output"] for row in read_rows(tmp_path / "mmlu" / "tiny.earlier-1")} == {"A"}
 
 
-def test_one_that_cannot_be_written_leaves_the_earlier_one_where_it_is(tmp_path, tokenizer):
+def test_an_unwritten_evaluation_leaves_the_earlier_one(tmp_path, tokenizer):
     folder = tmp_path / "mmlu" / "tiny"
     _, rows = ask("mmlu", tokenizer, *"AAAAA")
     save(folder, BENCHMARKS["mmlu"], rows, "tiny", 1.0, {})
@@ -142,7 +175,7 @@ def test_one_that_cannot_be_written_leaves_the_earlier_one_where_it_is(tmp_path,
     assert read_rows(folder) == rows and [path.name for path in folder.parent.iterdir()] == ["tiny"]
 
 
-def test_an_example_that_does_not_fit_is_named_before_any_is_asked(tmp_path, roots, monkeypatch):
+def test_an_example_that_does_not_fit_is_named_first(tmp_path, roots, monkeypatch):
     monkeypatch.setattr(zero_shot, "AT_ONCE", 2)
     monkeypatch.setattr(zero_shot, "make_engine", pytest.fail)
     questions = ["Why?", "How?", "When?", "Where? " * 2000]

@@ -65,7 +65,7 @@ class Case:
     def of(cls, config: RunConfig) -> Self:
         task = load_task(config.task, config.n_train_examples, config.n_val_examples)
         policy, tokenizer = load_policy(config.model, config.device)
-        return cls(config, task, policy, tokenizer, Grader(get_prompt(config.prompt), task.judge))
+        return cls(config, task, policy, tokenizer, Grader(get_prompt(config.prompt), task.verify))
 
     def problems(self, number: int) -> list[Problem]:
         """Those of the run's step 1, 2, ..."""

@@ -17,9 +17,7 @@ from math_verify import parse, verify
 from rlhelpers.bench.conditions import conditions
 from rlhelpers.bench.rounds import Clock, Spread, in_turns
 from rlhelpers.evidence.responses import read_responses
-from rlhelpers.tasks import algebra
-from rlhelpers.tasks import answers as quantity
-from rlhelpers.tasks import grading as judging
+from rlhelpers.tasks import algebra, answers, grading
 from rlhelpers.tasks.grading import Grade, grade
 from rlhelpers.tasks.prompts import get_prompt
 from rlhelpers.tiny.corpus import FAITHFUL_ENDINGS, LOOSE_ENDINGS, closing
@@ -28,7 +26,7 @@ from rlhelpers.training.provenance import installed_versions
 
 ROUNDS = 5
 OURS, MATH_VERIFY, COURSE, IN_THE_FILE = "rlhelpers", "math-verify", "course", "in the file"
-CACHES = (judging._tidy_truth, quantity._read, algebra.compare)
+CACHES = (grading._tidy_truth, answers._read, algebra.compare)
 REWARDS = ("format_reward", "answer_reward")
 REWARD_FNS = ("r1_zero_reward_fn", "question_only_reward_fn")
 

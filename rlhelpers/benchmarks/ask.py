@@ -1,16 +1,9 @@
-"""What is put around an instruction when a model is asked without examples, and which part of what it writes answers.
-
-QUERY_ANSWER is the system prompt of the supplement of the handout, section 2, word for word, because scores under
-another wording could not be compared with anyone's.  It is URIAL's prompt without its examples (arXiv:2312.01552),
-whose rules of conduct go back to the system prompt of Llama 2 (arXiv:2307.09288).
-
-
-What a model answers without examples and without luck: the likeliest token at every step.
+"""Zero-shot evaluation: ask a model each example of a benchmark once, greedily.
 
 An evaluation leaves a folder:
-evaluation.json   what was asked of which model and how, versions, seconds
-responses.jsonl   a line for each example: its fields, the generation, the answer parsed from it, its score
-outputs.json(l)   where another model is to judge: the file that it reads
+evaluation.json   which model was asked what and how, versions, seconds
+responses.jsonl   a line for each example: its fields, the generation, the parsed answer, its score
+outputs.json(l)   where another model judges: the file that it reads
 """
 
 from __future__ import annotations
@@ -39,53 +32,55 @@ from rlhelpers.training.sampler import Sampler, make_engine
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
+Row = dict[str, Any]
+AT_ONCE = 128  # prompts: enough to keep an engine busy, few enough to show progress
+
 
 @dataclass(frozen=True)
-class Frame(Template):
+class ZeroShotPrompt(Template):
     """A template for an instruction, and the fence that closes an answer, where the template opens one."""
 
     fence: str = ""
 
     def answer(self, generation: str) -> str:
-        """What of a generation answers: all before the stop string, without the closing fence at its end and the white
-        space around.  Other fences stay: an answer may hold code."""
+        """Cut a generation at the stop string, the closing fence and the white space around.
+
+        Other fences stay: an answer may hold code.
+        """
         text = generation.partition(self.stop)[0] if self.stop else generation
         return text.strip().removesuffix(self.fence).rstrip()
 
 
-# The final newline is part of this prompt: the model's answer begins on the line after the fence.
-QUERY_ANSWER = Frame(
+# The supplement's system prompt, section 2, word for word: scores under another wording compare with no one's.
+# It is URIAL's without its examples (arXiv:2312.01552).  The final newline is part of it: the answer begins there.
+QUERY_ANSWER = ZeroShotPrompt(
     "query_answer", (TEMPLATES / "query_answer.txt").read_text(encoding="utf-8"), stop="# Query:", fence="```"
 )
 
 
-Row = dict[str, Any]
-AT_ONCE = 128  # prompts at a time: enough to keep an engine busy, few enough to show progress
+def evaluate_benchmark(name: str, data: Path, config: RunConfig) -> Path:
+    """Ask the configuration's model all examples in `data`.  Return `data/runs/zero_shot/<benchmark>/<model>`.
 
-
-def evaluate_benchmark(name: str, data: Path, config: RunConfig, frame: Frame = QUERY_ANSWER) -> Path:
-    """Ask the configuration's model all examples in `data`; returns the folder with what came of it.
-
-    Of the configuration it needs what decides model, device, engine and `max_tokens`.  The folder is
-    `data/runs/zero_shot/<benchmark>/<model>`; an earlier one is moved aside.  Raises ValueError or FileNotFoundError
-    for the benchmark's name and its data before a model is loaded, and ValueError for an example that does not fit
-    the model's context before any is asked.
+    The configuration decides model, device, engine and `max_tokens`.  An earlier folder is moved aside.
+    Raises ValueError or FileNotFoundError for a wrong name or wrong data before a model is loaded, and ValueError for
+    an example that does not fit the model's context before any is asked.
     """
     benchmark = get_benchmark(name)
     examples = benchmark.read(data)
     folder = paths.RUNS / "zero_shot" / benchmark.name / paths.file_name(config.model)
     policy, tokenizer = load_policy(config.model, config.device)
-    context = policy.config.max_position_embeddings
-    encode_prompts(tokenizer, _prompts(examples, tokenizer, frame), config.max_tokens, context)  # or ValueError
+    prompts, context = _prompts(examples, tokenizer, QUERY_ANSWER), policy.config.max_position_embeddings
+    encode_prompts(tokenizer, prompts, config.max_tokens, context)  # or ValueError
     engine = make_engine(config, policy, tokenizer, folder.with_name(f"{folder.name}.engine.log"))
     sampler = Sampler(engine, policy, tokenizer, config.temperature, print)
     try:
         sampler.sync()
-        rows, seconds = answer(benchmark, examples, sampler, tokenizer, config.max_tokens, frame)
+        rows, seconds = answer(benchmark, examples, sampler, tokenizer, config.max_tokens)
     finally:
         sampler.close()
     settings = {"engine": config.engine, "device": str(policy.device), "dtype": str(policy.dtype), "data": str(data)}
-    return save(folder, benchmark, rows, config.model, seconds, settings | {"frame": vars(frame)} | provenance())
+    settings |= {"prompt": vars(QUERY_ANSWER)} | provenance()
+    return save(folder, benchmark, rows, config.model, seconds, settings)
 
 
 def answer(
@@ -94,50 +89,34 @@ def answer(
     engine: RolloutEngine | Sampler,
     tokenizer: PreTrainedTokenizerBase,
     max_tokens: int,
-    frame: Frame = QUERY_ANSWER,
+    prompt: ZeroShotPrompt = QUERY_ANSWER,
 ) -> tuple[list[Row], float]:
-    """A greedy answer to each example, as rows, and the seconds that the engine took for all of them.
+    """Ask each example once, at temperature 0.  Return a row for each, and the engine's seconds for all of them.
 
-    A row has the example's fields and `instruction`, `ground_truth`, `generation` (what the model wrote), `output`
-    (what of that answers), `finish_reason`, `tokens`, `prediction` (the answer parsed from the output, None where there
-    is none or no parser) and `score`: 1.0 or 0.0, so also without a prediction; None where another model judges.
+    A row has the example's fields, `instruction`, `ground_truth`, `generation` (what the model wrote), `output` (its
+    answer), `finish_reason`, `tokens`, `prediction` (parsed from the output; None where there is none or no parser) and
+    `score`: 1.0 or 0.0, 0.0 without a prediction; None where another model judges.
     """
     if not examples:
         raise ValueError("examples: got none; accepted is at least one")
-    prompts = _prompts(examples, tokenizer, frame)
-    sampling = Sampling(temperature=0, max_tokens=max_tokens, stop=frame.stop)
+    prompts = _prompts(examples, tokenizer, prompt)
+    sampling = Sampling(temperature=0, max_tokens=max_tokens, stop=prompt.stop)
     started = time.perf_counter()
     rollouts = []
     for first in tqdm(range(0, len(prompts), AT_ONCE), desc=benchmark.name, unit=f"{AT_ONCE} examples", disable=None):
         rollouts += engine.generate(prompts[first : first + AT_ONCE], sampling)
     seconds = time.perf_counter() - started
     pairs = zip(examples, rollouts, strict=True)
-    return [_row(benchmark, example, rollout.completions[0], frame) for example, rollout in pairs], seconds
+    return [_row(benchmark, example, rollout.completions[0], prompt) for example, rollout in pairs], seconds
 
 
-def save(
-    folder: Path, benchmark: Benchmark, rows: Sequence[Row], model: str, seconds: float, settings: dict[str, Any]
-) -> Path:
-    """Write an evaluation; `settings`: what else should be known of it.  It is there whole or not at all, and what had
-    its name is moved aside.  Returns the folder."""
-    about = {"benchmark": benchmark.name, "metric": benchmark.metric, "model": model, "seconds": seconds} | settings
-    with whole_folder(folder) as new:
-        (new / "evaluation.json").write_text(strict_json(about, indent=2) + "\n", encoding="utf-8")
-        (new / "responses.jsonl").write_text(json_lines(rows), encoding="utf-8")
-        if benchmark.to_judge is not None:
-            (new / benchmark.judge_file).write_text(benchmark.to_judge(list(rows), model), encoding="utf-8")
-        if folder.exists():
-            folder.rename(free_name(folder))
-    return folder
-
-
-def _prompts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, frame: Frame) -> list[str]:
+def _prompts(examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, prompt: ZeroShotPrompt) -> list[str]:
     start = beginning(tokenizer)
-    return [start + frame(example.instruction) for example in examples]
+    return [start + prompt(example.instruction) for example in examples]
 
 
-def _row(benchmark: Benchmark, example: Example, completion: Completion, frame: Frame) -> Row:
-    output = frame.answer(completion.text)
+def _row(benchmark: Benchmark, example: Example, completion: Completion, prompt: ZeroShotPrompt) -> Row:
+    output = prompt.answer(completion.text)
     prediction = score = None
     if benchmark.parse is not None:
         prediction = benchmark.parse(output)
@@ -153,3 +132,21 @@ def _row(benchmark: Benchmark, example: Example, completion: Completion, frame: 
         "prediction": prediction,
         "score": score,
     }
+
+
+def save(
+    folder: Path, benchmark: Benchmark, rows: Sequence[Row], model: str, seconds: float, settings: dict[str, Any]
+) -> Path:
+    """Write an evaluation, whole or not at all, and return its folder.  An earlier one is moved aside.
+
+    `settings`: what else evaluation.json should say.
+    """
+    about = {"benchmark": benchmark.name, "metric": benchmark.metric, "model": model, "seconds": seconds} | settings
+    with whole_folder(folder) as new:
+        (new / "evaluation.json").write_text(strict_json(about, indent=2) + "\n", encoding="utf-8")
+        (new / "responses.jsonl").write_text(json_lines(rows), encoding="utf-8")
+        if benchmark.to_judge is not None:
+            (new / benchmark.judge_file).write_text(benchmark.to_judge(list(rows), model), encoding="utf-8")
+        if folder.exists():
+            folder.rename(free_name(folder))
+    return folder

@@ -1,13 +1,12 @@
-"""Evaluations on benchmarks: the folder that one leaves, read, counted and summed up."""
+"""Read the folder that an evaluation left, and sum it up."""
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhelpers.checks import check_one_of, is_number, shown
+from rlhelpers.checks import is_number, shown
 from rlhelpers.evidence.statistics import Interval, bootstrap_interval, proportion_interval
 from rlhelpers.tasks.datasets import read_objects
 
@@ -19,10 +18,13 @@ FIELDS = ("output", "finish_reason", "tokens", "prediction")
 
 @dataclass(frozen=True)
 class Report:
-    """`metric`: its name, and `interval`: its value; None before a judge has spoken, or where no verdict could be read.
-    `unparsed`: how many answers, or else verdicts of the judge, could not be read; such an answer counts as wrong, such
-    a verdict is left out of the metric.  `empty`, `truncated`: answers without text, generations that max_tokens cut.
-    `errors`: at most ten that score less than a half, drawn at random."""
+    """The sum of an evaluation.
+
+    metric, interval: name and value; the value is None before a judge has spoken, or where no verdict could be read.
+    unparsed: answers that could not be parsed, which count as wrong; or verdicts, which are left out of the metric.
+    empty, truncated: answers without text, and generations that max_tokens cut.
+    errors: at most ten rows that score less than a half, drawn at random.
+    """
 
     benchmark: str
     model: str
@@ -56,16 +58,14 @@ class Report:
 def read_report(folder: Path, seed: int = 0) -> Report:
     """Sum up an evaluation.  `seed` decides which errors are shown.
 
-    Of a judged benchmark the scores are those of `judged.jsonl`, or of the one `annotations.json` that the alpaca_eval
-    tool left in a folder below; see annotation_scores.  The intervals are Wilson's where every score is 0 or 1, and
-    else the bootstrap's.  Raises FileNotFoundError or ValueError for a folder that holds no evaluation.
+    The scores are those of `judged.jsonl`, or of the one `*/annotations.json` that the alpaca_eval tool left, or else
+    those of `responses.jsonl`.  Intervals are Wilson's where every score is 0 or 1, and else the bootstrap's.
+    Raises FileNotFoundError or ValueError for a folder that holds no evaluation.
     """
-    rows, about = read_rows(folder), _about(folder / "evaluation.json")
-    judged = _judged(folder)
-    scored = rows if judged is None else judged
+    rows, about, judged = read_rows(folder), _about(folder / "evaluation.json"), _judged(folder)
+    scored, parsed = (rows, "prediction") if judged is None else (judged, "score")
     scores = [row["score"] for row in scored if row["score"] is not None]
-    parsed = "prediction" if judged is None else "score"
-    is_open = judged is None and not scores
+    is_waiting = judged is None and not scores  # for a judge
     wrong = [row for row in scored if row["score"] is not None and row["score"] < 0.5]
     return Report(
         benchmark=about["benchmark"],
@@ -73,7 +73,7 @@ def read_report(folder: Path, seed: int = 0) -> Report:
         metric=about["metric"],
         interval=_interval(scores) if scores else None,
         examples=len(rows),
-        unparsed=0 if is_open else sum(row[parsed] is None for row in scored),
+        unparsed=0 if is_waiting else sum(row[parsed] is None for row in scored),
         empty=sum(not row["output"] for row in rows),
         truncated=sum(row["finish_reason"] == "length" for row in rows),
         seconds=about["seconds"],
@@ -83,42 +83,11 @@ def read_report(folder: Path, seed: int = 0) -> Report:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """The lines of `responses.jsonl`.  Raises ValueError for one that no evaluation wrote."""
+    """Read the lines of `responses.jsonl`.  Raises ValueError for one that no evaluation wrote."""
     return _scored(folder / "responses.jsonl", *FIELDS)
 
 
-def read_scored(folder: Path) -> list[Row]:
-    """The rows that hold the scores: those of the judge where one has spoken, and else those of `responses.jsonl`."""
-    judged = _judged(folder)
-    return read_rows(folder) if judged is None else judged
-
-
-def scores_by(rows: Sequence[Row], field: str) -> dict[str, Interval]:
-    """The metric for each value of a field, such as MMLU's `subject` or SimpleSafetyTests' `harm_area`; rows without a
-    score are left out.  Raises ValueError for a field that a row lacks."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        if row["score"] is not None:
-            check_one_of(row, field=field)
-            groups.setdefault(row[field], []).append(row["score"])
-    return {value: _interval(scores) for value, scores in groups.items()}
-
-
-def annotation_scores(path: Path) -> list[Row]:
-    """The annotations of the alpaca_eval tool, with the `score` of the model (its `output_2`): preference - 1, so 1.0
-    where it is preferred, 0.0 where the reference is, 0.5 for a draw; None where the tool read no preference."""
-    rows = []
-    for number, row in read_objects(path):
-        preference = row.get("preference")
-        if preference is not None and not (is_number(preference) and 1 <= preference <= 2):
-            raise ValueError(
-                f"{path}, annotation {number}: preference: got {preference!r}; accepted are 1 to 2 and null"
-            )
-        rows.append(row | {"score": None if preference is None else preference - 1.0})
-    return rows
-
-
-def _about(path: Path) -> dict[str, Any]:
+def _about(path: Path) -> Row:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file; every evaluation has one")
     try:
@@ -129,6 +98,16 @@ def _about(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: {error!r}; accepted is what an evaluation wrote: {', '.join(ABOUT)}") from error
     return about
+
+
+def _judged(folder: Path) -> list[Row] | None:
+    """Read what a judge said; None before it has spoken."""
+    if (folder / "judged.jsonl").is_file():
+        return _scored(folder / "judged.jsonl")
+    found = sorted(folder.glob("*/annotations.json"))
+    if len(found) > 1:
+        raise ValueError(f"{folder}: has {len(found)} annotations.json, of several annotators; accepted is one")
+    return annotation_scores(found[0]) if found else None
 
 
 def _scored(path: Path, *fields: str) -> list[Row]:
@@ -142,13 +121,19 @@ def _scored(path: Path, *fields: str) -> list[Row]:
     return [row for _, row in rows]
 
 
-def _judged(folder: Path) -> list[Row] | None:
-    if (folder / "judged.jsonl").is_file():
-        return _scored(folder / "judged.jsonl")
-    found = sorted(folder.glob("*/annotations.json"))
-    if len(found) > 1:
-        raise ValueError(f"{folder}: has {len(found)} annotations.json, of several annotators; accepted is one")
-    return annotation_scores(found[0]) if found else None
+def annotation_scores(path: Path) -> list[Row]:
+    """Read the annotations of the alpaca_eval tool, with the `score` of the model, which is the tool's `output_2`.
+
+    1.0 where it is preferred, 0.0 where the reference is, 0.5 for a draw; None where the tool read no preference.
+    """
+    rows = []
+    for number, row in read_objects(path):
+        preference = row.get("preference")
+        if preference is not None and not (is_number(preference) and 1 <= preference <= 2):
+            got = f"{path}, annotation {number}: preference: got {preference!r}"
+            raise ValueError(f"{got}; accepted are 1 to 2 and null")
+        rows.append(row | {"score": None if preference is None else preference - 1.0})
+    return rows
 
 
 def _interval(scores: list[float]) -> Interval:

@@ -9,7 +9,7 @@ import pandas as pd
 from rlhelpers.checks import check_kind, check_texts, check_whole
 from rlhelpers.evidence.runs import check_table
 from rlhelpers.tasks.datasets import read_objects
-from rlhelpers.tasks.grading import Grader, Judge, judge_answer, probably_right, read_truth
+from rlhelpers.tasks.grading import Grader, Verifier, probably_right, read_truth, verify_answer
 from rlhelpers.tasks.prompts import PROMPTS, get_prompt
 
 REQUIRED = {
@@ -79,13 +79,13 @@ def _accepted() -> str:
     )
 
 
-def grade_responses(table: pd.DataFrame, judge: Judge = judge_answer) -> pd.DataFrame:
+def grade_responses(table: pd.DataFrame, verify: Verifier = verify_answer) -> pd.DataFrame:
     """The table with five more columns: `reward` (0.0 or 1.0), `category` (one of CATEGORIES), `reason` (one of
     REASONS), `boxes_agree`, and `in_substance` (`probably_right`, whatever the grader says)."""
     check_table(*REQUIRED, table=table)
     grades = []
     for row in table.itertuples():
-        grade = Grader(get_prompt(row.prompt), judge).grade(row.response, row.ground_truth)
+        grade = Grader(get_prompt(row.prompt), verify).grade(row.response, row.ground_truth)
         grades.append(
             {
                 "reward": grade.answer,

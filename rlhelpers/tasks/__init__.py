@@ -1,16 +1,15 @@
 """What is asked and what counts as right: problems, prompts and graders."""
 
-from rlhelpers.tasks.catalogue import load_task
+from rlhelpers.tasks.datasets import Problem
 from rlhelpers.tasks.grading import Grade, Grader, grade, question_only_reward_fn, r1_zero_reward_fn
 from rlhelpers.tasks.prompts import Prompt, get_prompt
-from rlhelpers.tasks.task import Problem, RewardFn, Task
+from rlhelpers.tasks.task import Task, load_task
 
 __all__ = [
     "Grade",
     "Grader",
     "Problem",
     "Prompt",
-    "RewardFn",
     "Task",
     "get_prompt",
     "grade",

@@ -1,9 +1,9 @@
-"""Whether two short formulas are equal, decided by sympy in a process of its own that can be killed.
+"""Equality of two short formulas, decided by sympy in a process of its own.
 
-A formula can keep sympy busy for ever, or ask for more memory than there is, so the process that asks never
-parses one.  The other process reads a pair a line and answers a word a line.  When a pair takes too long, a watchdog
-thread of it ends it, and the next question starts another.  Neither signals nor alarms of the asking process are used,
-so it may ask from any thread and in a notebook.
+A formula can keep sympy busy for ever, or ask for more memory than there is.  So the asking process never parses one.
+The sympy process reads one pair a line and answers one word a line.  A watchdog thread in it ends it when a pair takes
+too long, and the next question starts another.  The asking process uses neither signals nor alarms, so it may ask from
+any thread and in a notebook.
 """
 
 import atexit
@@ -24,10 +24,10 @@ EQUAL, DIFFERENT, UNREADABLE, TIMED_OUT = "equal", "different", "unreadable", "t
 
 @lru_cache(maxsize=10_000)
 def compare(answer: str, truth: str, time_limit: float = TIME_LIMIT) -> str:
-    """EQUAL, DIFFERENT, UNREADABLE (no formula, or one that sympy failed at) or TIMED_OUT (or the process died).
+    """Return EQUAL, DIFFERENT, UNREADABLE (no formula, or sympy failed) or TIMED_OUT (too slow, or the process died).
 
-    `time_limit`: seconds of wall clock.  The start of the process, about a second, comes before the first pair and
-    after one that timed out.  Threads wait for one another.  Raises ValueError for a limit that is no positive number.
+    `time_limit`: seconds of wall clock, without the start of the process (about a second, before the first pair and
+    after one that timed out).  Threads wait for one another.  Raises ValueError unless it is a positive number.
     """
     check_time_limit(time_limit)
     return _process_of(os.getpid()).ask(answer, truth, time_limit)
@@ -42,14 +42,14 @@ def check_time_limit(time_limit: float) -> None:
 
 @lru_cache(maxsize=1)
 def _process_of(pid: int) -> "_Algebra":
-    """One for each process: a fork must not talk into its parent's pipe, nor end its parent's process when it exits."""
+    """Return this process's own: a fork must not write to its parent's pipe, nor end its parent's sympy process."""
     algebra = _Algebra()
     atexit.register(lambda: algebra.end() if os.getpid() == pid else None)
     return algebra
 
 
 class _Algebra:
-    """The asking side."""
+    """The asking side: starts the sympy process where there is none."""
 
     def __init__(self):
         self._lock = threading.Lock()
@@ -66,7 +66,7 @@ class _Algebra:
                 verdict = self._process.stdout.readline().strip()
             except OSError:  # it was killed just now
                 verdict = ""
-            except BaseException:  # an interrupt: its answer must not be taken for that to the next question
+            except BaseException:  # an interrupt: the answer to this pair must not be read as the next one's
                 self.end()
                 raise
             if not verdict:
@@ -93,7 +93,7 @@ def _start() -> subprocess.Popen:
 
 
 def _serve() -> None:
-    """The answering side: until the asking side closes its pipe, or is gone."""
+    """The sympy process: answer until the asking side closes its pipe, or is gone."""
     import logging
     import signal
 
@@ -132,8 +132,11 @@ def _compare(answer: str, truth: str) -> str:
 
 
 def _read(text: str):
-    """The formula of a text, by math-verify's parser of LaTeX: without its search, which leaves out what it does not
-    understand, and with `2(3)` written out, which it would take for the mixed number 2 + 3."""
+    """Parse a text with math-verify's LaTeX parser.
+
+    Without its search, which leaves out what it does not understand.  `2(3)` is written out first: the parser would
+    take it for the mixed number 2 + 3.
+    """
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 
@@ -150,7 +153,7 @@ def _read(text: str):
 
 
 def _are_equal(truth, answer) -> bool:
-    """Terms exactly: 1/3 is not 0.333333.  The rest, such as intervals and tuples, by math-verify."""
+    """Compare terms exactly: 1/3 is not 0.333333.  Leave the rest, such as intervals and tuples, to math-verify."""
     from math_verify import verify
     from sympy import Expr
 
@@ -160,7 +163,7 @@ def _are_equal(truth, answer) -> bool:
 
 
 def _exact(term):
-    """The term with every decimal as the fraction that it is."""
+    """Replace every decimal by the fraction that it is."""
     from sympy import Float, Rational
 
     return term.xreplace({decimal: Rational(str(decimal)) for decimal in term.atoms(Float)})

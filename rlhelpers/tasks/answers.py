@@ -1,17 +1,9 @@
-"""A number as people and models write it, with or without a unit, read exactly.
+r"""Where an answer stands in a response, and which number it is.
 
-`18`, `$1,800.00`, `1 800`, `-3/4`, `2 1/2`, `\frac{1}{2}`, `18 dollars`, `**18**`, `x = 18`, `35%`.
-
-
-Where an answer stands in a response: between the answer tags of the r1 prompts, or in a box of LaTeX.
-
-Whether a response is right in substance, whatever its form: a second opinion, and never a reward.
-
-The grader reads what stands in the answer box and nothing else.  This rule looks past format and wording: is the last
-number that the response states the right one?
-
-
-Answers in free text, as the supplement of the assignment reads them: no box, no tags."""
+1. The answer box: between the answer tags of the r1 prompts, or in a LaTeX `\boxed{}`.
+2. A quantity, read exactly: `18`, `$1,800.00`, `1 800`, `-3/4`, `2 1/2`, `\frac{1}{2}`, `18 dollars`, `x = 18`, `35%`.
+3. Free text without a box: its last number, or the letter of a choice.
+"""
 
 import re
 import unicodedata
@@ -22,6 +14,83 @@ from functools import lru_cache
 from rlhelpers.checks import check_text
 
 MAX_CHARS = 200  # a longer "number" is prose, or a trap
+
+THINK_AND_ANSWER, OPEN_TAG, CLOSE_TAG = "</think> <answer>", "<answer>", "</answer>"
+_BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)\\[{}]|[{}]")  # `\\{` is a brace after a line break
+
+
+@dataclass(frozen=True)
+class Boxes:
+    """The answer boxes of a response.
+
+    fault: the first fault of its format (one of grading.REASONS); None where the format holds.
+    contents: the first MAX_CHARS characters of every closed box, in order.
+    opened: the number of boxes, closed or not.
+    last: the whole content of the last box; None where it is not closed or there is none.
+    """
+
+    fault: str | None
+    contents: tuple[str, ...]
+    opened: int
+    last: str | None
+
+    @property
+    def has_format(self) -> bool:
+        return self.fault is None
+
+
+def find_tags(response: str) -> Boxes:
+    """Find answer tags.  The format holds when the response has `</think> <answer>` and, after it, `</answer>`."""
+    pieces = [piece.partition(CLOSE_TAG) for piece in response.split(OPEN_TAG)[1:]]
+    has_format = CLOSE_TAG in response.partition(THINK_AND_ANSWER)[2]
+    contents = tuple(inside[:MAX_CHARS] for inside, closed, _ in pieces if closed)
+    last = pieces[-1][0] if pieces and pieces[-1][1] else None
+    return Boxes(None if has_format else _fault_of_tags(response), contents, len(pieces), last)
+
+
+def _fault_of_tags(response: str) -> str:
+    if not response.strip():
+        return "empty response"
+    for tag in ("</think>", OPEN_TAG):
+        if tag not in response:
+            return f"no {tag}"
+    if THINK_AND_ANSWER in response:
+        return f"no {CLOSE_TAG}"
+    between, opened, _ = response.partition("</think>")[2].partition(OPEN_TAG)
+    if not opened:
+        return "answer before </think>"
+    if between.strip():
+        return "text between tags"
+    return "newline between tags" if "\n" in between else "no single space between tags"
+
+
+def find_boxes(response: str) -> Boxes:
+    r"""Find boxes, `\boxed{...}` with balanced braces.  The format holds when the last opened box is closed."""
+    closed, open_braces = {}, []  # spans, not texts: nested boxes would copy the same text again and again
+    for brace in _BRACE.finditer(response):
+        if brace[0].startswith(r"\boxed"):
+            open_braces.append(brace)
+        elif brace[0] == "{":
+            open_braces.append(None)
+        elif brace[0] == "}" and open_braces:
+            opening = open_braces.pop()
+            if opening is not None:
+                closed[opening.start()] = opening.end(), brace.start()
+    starts = sorted([*closed, *(opening.start() for opening in open_braces if opening is not None)])
+    contents = tuple(response[begin : min(end, begin + MAX_CHARS)] for _, (begin, end) in sorted(closed.items()))
+    if starts and starts[-1] in closed:
+        return Boxes(None, contents, len(starts), response[slice(*closed[starts[-1]])])
+    fault = "box not closed" if starts else r"no \boxed" if response.strip() else "empty response"
+    return Boxes(fault, contents, len(starts), None)
+
+
+def find_last_number(response: str) -> Boxes:
+    """Take the last number as the only box: for a prompt that asks for no format."""
+    number = parse_gsm8k_response(response)
+    if number is None:
+        return Boxes("no number in the box" if response.strip() else "empty response", (), 0, None)
+    return Boxes(None, (number,), 1, number)
+
 
 # One spelling for one sign: full-width characters, minus signs, spaces.  Currency is dropped: $18 is 18.
 _ONE_SIGN = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)}
@@ -65,13 +134,13 @@ class Quantity:
     unit: str = ""
 
     def equals(self, other: "Quantity") -> bool:
-        """The same value, and no two different units; a number without a unit has any.  So 18% is 18, not 0.18."""
+        """Compare value and unit.  A number without a unit has any unit.  18% is 18, not 0.18."""
         return self.value == other.value and (self.unit == other.unit or not self.unit or not other.unit)
 
 
 def tidy(text: str) -> str:
-    r"""The text without what surrounds an answer and is no part of it: space, `$`, bold, quotes, `\text{}`, a label
-    such as `x =`, a final full stop, a stray closing bracket."""
+    r"""Remove what surrounds an answer: space, `$`, bold, quotes, `\text{}`, a label such as `x =`, a final full stop,
+    a stray closing bracket."""
     if not text.isascii():
         text = _VULGAR_FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]), text)
         text = text.translate(_ONE_SIGN)
@@ -96,7 +165,7 @@ def _without_outer_layer(text: str) -> str:
 
 
 def read_quantity(text: str) -> Quantity | None:
-    """The quantity that a tidy text is; None for anything more, or anything else."""
+    """Read a tidy text as a quantity; None where it is anything else, or anything more."""
     return _read(text) if len(text) <= MAX_CHARS else None
 
 
@@ -118,7 +187,7 @@ def _exact(decimal: str) -> Fraction:
 
 
 def _read_unit(text: str) -> str | None:
-    """At most three words that can be a unit; None where the text after a number is no unit."""
+    """Read the text after a number as a unit of at most three words; None where it is no unit."""
     unit = text.strip()
     if not unit:
         return ""
@@ -135,54 +204,9 @@ def _read_unit(text: str) -> str | None:
 
 
 def _has_number(unit: str) -> bool:
-    """Signs that are letters to `re` and numbers to people: 18², 18万.  But m² is a unit."""
+    """Find numbers that `re` takes for letters: 18², 18万.  But m² is a unit."""
     base = unit.rstrip("²³")
     return not base or any(map(str.isnumeric, base))
-
-
-THINK_AND_ANSWER, OPEN_TAG, CLOSE_TAG = "</think> <answer>", "<answer>", "</answer>"
-_BRACE = re.compile(r"\\boxed\s*\{|(?<!\\)\\[{}]|[{}]")  # `\\{` is a brace after a line break
-
-
-@dataclass(frozen=True)
-class Boxes:
-    """What was found.  `has_format`: the response keeps to the prompt's form.  `contents`: the beginning of
-    what every closed box holds, at most MAX_CHARS characters, in order.  `opened`: how many there are, closed or not.
-    `last`: all that the last one holds, None where it is not closed or there is none."""
-
-    has_format: bool
-    contents: tuple[str, ...]
-    opened: int
-    last: str | None
-
-
-def find_tags(response: str) -> Boxes:
-    """Answer tags.  The format holds when the response has `</think> <answer>` and, after it, `</answer>`."""
-    pieces = [piece.partition(CLOSE_TAG) for piece in response.split(OPEN_TAG)[1:]]
-    has_format = CLOSE_TAG in response.partition(THINK_AND_ANSWER)[2]
-    last = pieces[-1][0] if pieces and pieces[-1][1] else None
-    contents = tuple(inside[:MAX_CHARS] for inside, closed, _ in pieces if closed)
-    return Boxes(has_format, contents, len(pieces), last)
-
-
-def find_boxes(response: str) -> Boxes:
-    r"""Boxes, `\boxed{...}` with its braces balanced.  The format holds when the last one that is opened is closed."""
-    closed, open_braces = {}, []  # spans, no texts: boxes in boxes would hold the same text again and again
-    for brace in _BRACE.finditer(response):
-        if brace[0].startswith(r"\boxed"):
-            open_braces.append(brace)
-        elif brace[0] == "{":
-            open_braces.append(None)
-        elif brace[0] == "}" and open_braces:
-            opening = open_braces.pop()
-            if opening is not None:
-                closed[opening.start()] = opening.end(), brace.start()
-    unclosed = [opening.start() for opening in open_braces if opening is not None]
-    starts = sorted([*closed, *unclosed])
-    contents = tuple(response[begin : min(end, begin + MAX_CHARS)] for _, (begin, end) in sorted(closed.items()))
-    has_format = bool(starts) and starts[-1] in closed
-    last = response[slice(*closed[starts[-1]])] if has_format else None
-    return Boxes(has_format, contents, len(starts), last)
 
 
 _STATED = re.compile(
@@ -191,36 +215,36 @@ _STATED = re.compile(
     r"(?:/0*[1-9][0-9]*)?",
     re.ASCII,
 )
-
-
-def last_number(text: str) -> Fraction | None:
-    """The exact value of the last number in a text; None without one."""
-    numbers = stated_numbers(text)
-    if not numbers:
-        return None
-    top, _, bottom = numbers[-1].partition("/")
-    return Fraction(top) / Fraction(bottom or 1)
-
-
-def stated_numbers(text: str) -> list[str]:
-    """The numbers in a text, `18`, `-3`, `$1,800`, `18.50`, `3/4`, in order, without `$` and commas."""
-    numbers = (match.replace("$", "").replace(",", "") for match in _STATED.findall(text))
-    return [number for number in numbers if len(number) <= MAX_CHARS]
-
-
 _LETTER = re.compile(r"(?i:answer\s+is)[\s:]*[(\[\"'*]*([A-D])(?![\w'’])|^\s*[(\[*]*([A-D])(?:[)\].:*]|\s*$)")
 
 
+def last_number(text: str) -> Fraction | None:
+    """Return the exact value of the last number in a text; None without one."""
+    number = _last_stated(text)
+    if number is None:
+        return None
+    top, _, bottom = number.partition("/")
+    return Fraction(top) / Fraction(bottom or 1)
+
+
+def _last_stated(text: str) -> str | None:
+    """Return the last of `18`, `-3`, `$1,800`, `18.50`, `3/4` in a text, without `$` and commas."""
+    numbers = (match.replace("$", "").replace(",", "") for match in reversed(_STATED.findall(text)))
+    return next((number for number in numbers if len(number) <= MAX_CHARS), None)
+
+
 def parse_mmlu_response(model_output: str) -> str | None:
-    """The letter A to D that the first "the (correct) answer is" names, or with which the text opens as a choice
-    does (`B.`, `(B)`); None where there is neither."""
+    """Return the letter A to D of a multiple-choice answer; None where there is none.
+
+    It is the letter after the first "the (correct) answer is", or the one that opens the text as a choice does (`B.`,
+    `(B)`).
+    """
     check_text(model_output=model_output)
     match = _LETTER.search(model_output)
     return match and (match[1] or match[2])
 
 
 def parse_gsm8k_response(model_output: str) -> str | None:
-    """The last number of the text, without `$` and thousands commas: "72", "-3", "18.50"; None without one."""
+    """Return the last number of the text, without `$` and thousands commas: "72", "-3", "18.50"; None without one."""
     check_text(model_output=model_output)
-    numbers = stated_numbers(model_output)
-    return numbers[-1] if numbers else None
+    return _last_stated(model_output)

@@ -1,6 +1,4 @@
-"""Whether what stands in an answer box has the value of the ground truth, and if not, what stands there instead.
-
-What a response earns, and why: from the response to its answer box, and from the box to a `Grade`."""
+"""What a response earns, and why: find its answer box, compare the answer with the ground truth, give a `Grade`."""
 
 import re
 from collections.abc import Callable
@@ -9,128 +7,10 @@ from functools import lru_cache
 
 from rlhelpers.checks import check_callable, check_kind, check_text
 from rlhelpers.tasks import algebra
-from rlhelpers.tasks.answers import (
-    CLOSE_TAG,
-    MAX_CHARS,
-    OPEN_TAG,
-    THINK_AND_ANSWER,
-    Boxes,
-    last_number,
-    read_quantity,
-    tidy,
-)
+from rlhelpers.tasks.answers import MAX_CHARS, Boxes, last_number, read_quantity, tidy
 from rlhelpers.tasks.prompts import Prompt, get_prompt
 
 RIGHT, WRONG, UNREADABLE = "right", "wrong value", algebra.UNREADABLE
-
-_COMMAND = re.compile(
-    r"\\[{}]|\\(?:[dt]?frac|sqrt|pi|infty|cup|cap|left|right|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
-    r"|(?<![a-zA-Z\\])(?:sqrt|pi|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
-)
-_SIGN = re.compile(r"\\(?:cdot|times|div)(?![a-zA-Z])")
-_UNFINISHED = re.compile(r"[-+*/^,=(\[{]$|\\[dt]?frac(?!\s*(?:\{|[0-9]\s*[0-9{]))|\\sqrt(?!\s*[{\[0-9a-zA-Z\\])")
-_FORMULA = re.compile(r"[a-zA-Z0-9\s+\-*/^()\[\]{},.]+")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_WORD = re.compile(r"[^\W\d_]{2,}")
-_SEVERAL = re.compile(r"[(\[{]?(?:\\pm)?\s*-?[0-9.]+(?:(?:[,;(\s]|\bor\b|\band\b)+-?[0-9.]+[)\]}]?)+|\\pm\s*[0-9.]+")
-
-
-def judge_answer(answer: str, ground_truth: str, time_limit: float = algebra.TIME_LIMIT) -> str:
-    r"""RIGHT, or one of the reasons why an answer is not (grading.REASONS).  Never raises on a text.
-
-    A number is compared exactly, without algebra: `18`, `$18.00`, `1,800`, `1/2`, `2 1/2`, `\frac{1}{2}`; a unit may
-    be missing on one side, and two units must be the same.  18% is 18, not 0.18.  Where a number is asked for, a
-    formula such as `12 + 12` or `2^{10}` is not paid: whoever is paid for it need not learn to compute.  Where a
-    formula is asked for, sympy compares: a term exactly, a list such as `2, 5, 7` in any order.  Anything else is
-    right where it repeats the ground truth, a word in any case; that goes for equations, inequalities and factorials.
-
-    `time_limit`: seconds that sympy may take.  Raises ValueError for one that is not positive, and for a ground
-    truth that cannot be read.
-    """
-    algebra.check_time_limit(time_limit)
-    check_text(answer=answer)
-    truth = read_truth(ground_truth)
-    answer = answer.strip()
-    if len(answer) > MAX_CHARS:
-        return "sentence in the box" if _WORD.search(answer) else "too long"
-    answer = tidy(answer)
-    quantity, true_quantity = read_quantity(answer), read_quantity(truth)
-    if quantity and true_quantity:
-        return RIGHT if quantity.equals(true_quantity) else WRONG
-    if answer == truth or (len(truth) > 1 and answer.casefold() == truth.casefold()):
-        return RIGHT
-    if true_quantity and _SEVERAL.fullmatch(answer):
-        return "several answers"
-    if true_quantity and is_formula(answer):
-        return "not computed"
-    if not true_quantity and is_formula(answer) and is_formula(truth):
-        verdict = algebra.compare(answer, truth, time_limit)
-        return {algebra.EQUAL: RIGHT, algebra.DIFFERENT: WRONG}.get(verdict, verdict)
-    return WRONG if quantity else what_stands_there(answer)
-
-
-def is_equal(answer: str, ground_truth: str) -> bool:
-    """Whether `judge_answer` calls it right."""
-    return judge_answer(answer, ground_truth) == RIGHT
-
-
-def read_truth(ground_truth: str) -> str:
-    """The ground truth, tidy.  Raises ValueError for one that no answer could be held against."""
-    truth = _tidy_truth(ground_truth) if isinstance(ground_truth, str) else None
-    if truth is None:
-        accepted = f"an answer of 1 to {MAX_CHARS} characters, none of them a control character, its braces closed"
-        raise ValueError(f"ground_truth: got {str(ground_truth)[:80]!r}; accepted is {accepted}")
-    return truth
-
-
-@lru_cache(maxsize=10_000)
-def _tidy_truth(ground_truth: str) -> str | None:
-    truth = tidy(ground_truth) if len(ground_truth) <= MAX_CHARS else ""
-    has_control = _CONTROL.search(ground_truth.strip(" \r\n")) or not truth.isprintable()  # a lost `\f` of `\frac`
-    is_answer = re.search(r"[^\W_]", truth) and truth.count("{") == truth.count("}")
-    return truth if is_answer and not has_control else None
-
-
-def is_formula(text: str) -> bool:
-    """Whether sympy may look at it: a finished formula and no word, and nothing that is known to blow up.
-
-    The process that computes it can be killed, but each bomb would cost its whole time limit.  So there is no `!` and
-    no `=`, no two numbers side by side, at most three letters and four brackets, no number of more than fifteen
-    digits, no power of a power, and no exponent of more than four digits, or of more than one beside a letter.
-    """
-    plain = _COMMAND.sub(" ", _SIGN.sub("*", text))
-    letters = set(re.findall("[a-zA-Z]", plain))
-    exponents = "".join(re.split(r"\^|\*\*", plain)[1:])
-    return (
-        bool(_FORMULA.fullmatch(plain))
-        and not is_unfinished(text)
-        and not re.search(r"[a-zA-Z]{2}|[0-9]{16}|[0-9}]\s+[0-9]", plain)
-        and not re.search(r"(?:\^|\*\*)\s*[({]*\s*-?[\w.]+\s*[)}]*\s*(?:\^|\*\*)", plain)
-        and not re.search(r"[0-9]{2}" if letters else r"[0-9]{5}", exponents)
-        and len(letters) <= 3
-        and plain.count("(") + plain.count("[") <= 4
-    )
-
-
-def is_unfinished(text: str) -> bool:
-    opened, closed = (sum(map(text.count, signs)) for signs in ("([{", ")]}"))
-    return bool(_UNFINISHED.search(_SIGN.sub("*", text))) or opened != closed
-
-
-def what_stands_there(answer: str) -> str:
-    """A reason for an answer that is neither a number nor a formula."""
-    plain = _COMMAND.sub(" ", _SIGN.sub("*", answer))
-    has_digit = re.search("[0-9]", answer)
-    if not answer.strip("{} "):
-        return "empty box"
-    if not has_digit:
-        return "no number in the box"
-    if _WORD.search(plain):
-        return "sentence in the box"
-    if re.search("[=<>≈]", plain):
-        return "equation in the box"
-    return "unfinished formula" if is_unfinished(answer) else UNREADABLE
-
 
 REASONS = {
     RIGHT: "the box holds the right answer and nothing else",
@@ -158,20 +38,131 @@ REASONS = {
     "no </answer>": "the answer box is never closed",
     r"no \boxed": "question_only: no box",
 }
-"""Every reason of a `Grade`, and what it means."""
+"""Every reason of a `Grade`, and its meaning."""
 
-Judge = Callable[[str, str], str]
-"""(what the box holds, ground truth) -> "right", or another of REASONS."""
+Verifier = Callable[[str, str], str]
+"""(content of the answer box, ground truth) -> "right", or another of REASONS."""
+
+_COMMAND = re.compile(
+    r"\\[{}]|\\(?:[dt]?frac|sqrt|pi|infty|cup|cap|left|right|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
+    r"|(?<![a-zA-Z\\])(?:sqrt|pi|ln|log|exp|sin|cos|tan)(?![a-zA-Z])"
+)
+_SIGN = re.compile(r"\\(?:cdot|times|div)(?![a-zA-Z])")
+_UNFINISHED = re.compile(r"[-+*/^,=(\[{]$|\\[dt]?frac(?!\s*(?:\{|[0-9]\s*[0-9{]))|\\sqrt(?!\s*[{\[0-9a-zA-Z\\])")
+_FORMULA = re.compile(r"[a-zA-Z0-9\s+\-*/^()\[\]{},.]+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_SEVERAL = re.compile(r"[(\[{]?(?:\\pm)?\s*-?[0-9.]+(?:(?:[,;(\s]|\bor\b|\band\b)+-?[0-9.]+[)\]}]?)+|\\pm\s*[0-9.]+")
+
+
+def verify_answer(answer: str, ground_truth: str, time_limit: float = algebra.TIME_LIMIT) -> str:
+    r"""Compare an answer with the ground truth.  Return RIGHT or another of REASONS.  No text raises.
+
+    Numbers: compared exactly, without algebra: `18`, `$18.00`, `1,800`, `1/2`, `2 1/2`, `\frac{1}{2}`.  One of the two
+    may lack its unit; two units must be the same.  18% is 18, not 0.18.
+    Formulas: where the ground truth is a number, a formula such as `12 + 12` or `2^{10}` is wrong: the policy has to
+    learn to compute.  Where it is a formula, sympy compares: a term exactly, a list such as `2, 5, 7` in any order.
+    Anything else, such as words, equations, inequalities and factorials: must repeat the ground truth, a word in any
+    case.
+
+    `time_limit`: seconds for sympy.  Raises ValueError for a limit that is not positive, and for a ground truth that
+    cannot be read.
+    """
+    algebra.check_time_limit(time_limit)
+    check_text(answer=answer)
+    truth = read_truth(ground_truth)
+    answer = answer.strip()
+    if len(answer) > MAX_CHARS:
+        return "sentence in the box" if _WORD.search(answer) else "too long"
+    answer = tidy(answer)
+    quantity, true_quantity = read_quantity(answer), read_quantity(truth)
+    if quantity and true_quantity:
+        return RIGHT if quantity.equals(true_quantity) else WRONG
+    if answer == truth or (len(truth) > 1 and answer.casefold() == truth.casefold()):
+        return RIGHT
+    if true_quantity and _SEVERAL.fullmatch(answer):
+        return "several answers"
+    if true_quantity and is_formula(answer):
+        return "not computed"
+    if not true_quantity and is_formula(answer) and is_formula(truth):
+        verdict = algebra.compare(answer, truth, time_limit)
+        return {algebra.EQUAL: RIGHT, algebra.DIFFERENT: WRONG}.get(verdict, verdict)
+    return WRONG if quantity else _describe(answer)
+
+
+def is_right(answer: str, ground_truth: str) -> bool:
+    """Whether `verify_answer` returns RIGHT."""
+    return verify_answer(answer, ground_truth) == RIGHT
+
+
+def read_truth(ground_truth: str) -> str:
+    """Return the tidy ground truth.  Raises ValueError for one that no answer could be compared with."""
+    truth = _tidy_truth(ground_truth) if isinstance(ground_truth, str) else None
+    if truth is None:
+        accepted = f"an answer of 1 to {MAX_CHARS} characters, none of them a control character, its braces closed"
+        raise ValueError(f"ground_truth: got {str(ground_truth)[:80]!r}; accepted is {accepted}")
+    return truth
+
+
+@lru_cache(maxsize=10_000)
+def _tidy_truth(ground_truth: str) -> str | None:
+    truth = tidy(ground_truth) if len(ground_truth) <= MAX_CHARS else ""
+    has_control = _CONTROL.search(ground_truth.strip(" \r\n")) or not truth.isprintable()  # a lost `\f` of `\frac`
+    is_answer = re.search(r"[^\W_]", truth) and truth.count("{") == truth.count("}")
+    return truth if is_answer and not has_control else None
+
+
+def is_formula(text: str) -> bool:
+    """Whether sympy may read the text: a finished formula that cannot blow up.
+
+    The process that computes it can be killed, but each bomb would cost its whole time limit.  So: no word, no `!`, no
+    `=`, no two numbers side by side, at most three letters and four brackets, no number of more than fifteen digits,
+    no power of a power, no exponent of more than four digits, or of more than one beside a letter.
+    """
+    plain = _COMMAND.sub(" ", _SIGN.sub("*", text))
+    letters = set(re.findall("[a-zA-Z]", plain))
+    exponents = "".join(re.split(r"\^|\*\*", plain)[1:])
+    return (
+        bool(_FORMULA.fullmatch(plain))
+        and not is_unfinished(text)
+        and not re.search(r"[a-zA-Z]{2}|[0-9]{16}|[0-9}]\s+[0-9]", plain)
+        and not re.search(r"(?:\^|\*\*)\s*[({]*\s*-?[\w.]+\s*[)}]*\s*(?:\^|\*\*)", plain)
+        and not re.search(r"[0-9]{2}" if letters else r"[0-9]{5}", exponents)
+        and len(letters) <= 3
+        and plain.count("(") + plain.count("[") <= 4
+    )
+
+
+def is_unfinished(text: str) -> bool:
+    """Whether a bracket or the end of a formula is missing."""
+    opened, closed = (sum(map(text.count, signs)) for signs in ("([{", ")]}"))
+    return bool(_UNFINISHED.search(_SIGN.sub("*", text))) or opened != closed
+
+
+def _describe(answer: str) -> str:
+    """Return the reason for an answer that is neither a number nor a formula."""
+    plain = _COMMAND.sub(" ", _SIGN.sub("*", answer))
+    if not answer.strip("{} "):
+        return "empty box"
+    if not re.search("[0-9]", answer):
+        return "no number in the box"
+    if _WORD.search(plain):
+        return "sentence in the box"
+    if re.search("[=<>≈]", plain):
+        return "equation in the box"
+    return "unfinished formula" if is_unfinished(answer) else UNREADABLE
 
 
 @dataclass(frozen=True)
 class Grade:
     """What a response earned.
 
-    `format`, `answer`: 0.0 or 1.0.  `extracted`: what its last box holds, None where there is none that is closed.
-    `reason`: the first of REASONS that keeps it from its reward, or "right".  `boxes`: how many it opened;
-    `boxes_agree`: whether all that are closed hold the same number or text.  Only the last one counts, so a model that
-    goes on to invent further problems can be paid by luck: look at those that do not agree.
+    format, answer: 0.0 or 1.0.
+    extracted: the content of the last box; None where it is not closed or there is none.
+    reason: the first of REASONS that keeps the response from its reward, or "right".
+    boxes: the number of boxes, closed or not.
+    boxes_agree: whether all closed boxes hold the same number or text.  Only the last box counts, so a model that goes
+    on to invent further problems can be paid by luck: read the responses whose boxes do not agree.
     """
 
     format: float
@@ -183,54 +174,35 @@ class Grade:
 
     @property
     def rewards(self) -> dict[str, float]:
-        """`format_reward`, `answer_reward` and `reward`, which is the answer's: there is no partial credit."""
+        """`format_reward`, `answer_reward` and `reward`.  The reward is the answer's: there is no partial credit."""
         return {"format_reward": self.format, "answer_reward": self.answer, "reward": self.answer}
 
 
 @dataclass(frozen=True)
 class Grader:
-    """Grades responses to one prompt by a task's verdict on answers; called, it is a reward function."""
+    """Grades responses to one prompt with a task's verifier.  Called, it is a reward function."""
 
     prompt: Prompt
-    judge: Judge = judge_answer
+    verify: Verifier = verify_answer
 
     def __post_init__(self):
         check_kind(Prompt, "a Prompt, such as get_prompt('r1_zero')", prompt=self.prompt)
-        check_callable(judge=self.judge)
+        check_callable(verify=self.verify)
 
     def __call__(self, response: str, ground_truth: str) -> dict[str, float]:
         return self.grade(response, ground_truth).rewards
 
     def grade(self, response: str, ground_truth: str) -> Grade:
-        """Raises ValueError for a ground truth that the judge cannot read, and never for a text as response."""
+        """Grade one response.  Raises ValueError for a ground truth that cannot be read; no response raises."""
         check_text(response=response)
         boxes = self.prompt.find_boxes(response)
         answer = boxes.last if boxes.has_format else None
-        verdict = self.judge(answer or "", ground_truth)  # in any case: a bad ground truth must not stay unseen
+        verdict = self.verify(answer or "", ground_truth)  # in any case: a bad ground truth must not go unseen
         if verdict not in REASONS:
-            raise ValueError(f"judge: it gave {verdict!r}; accepted are {', '.join(REASONS)}")
-        if not boxes.has_format:
-            reason = _why_no_format(response, boxes, self.prompt)
-        else:
-            reason = "box not closed" if answer is None else verdict
+            raise ValueError(f"verify: it gave {verdict!r}; accepted are {', '.join(REASONS)}")
+        reason = boxes.fault or ("box not closed" if answer is None else verdict)
         right = float(reason == RIGHT)
         return Grade(float(boxes.has_format), right, boxes.last, reason, boxes.opened, _agree(boxes))
-
-
-def grade(response: str, ground_truth: str, prompt: str = "r1_zero") -> Grade:
-    """The grade of a response to the prompt of that name.  Raises ValueError for an unknown prompt, or a ground truth
-    that cannot be read."""
-    return Grader(get_prompt(prompt)).grade(response, ground_truth)
-
-
-def r1_zero_reward_fn(response: str, ground_truth: str) -> dict[str, float]:
-    """`format_reward`, `answer_reward` and `reward` (0.0 or 1.0) of a response to an r1 prompt."""
-    return grade(response, ground_truth, "r1_zero").rewards
-
-
-def question_only_reward_fn(response: str, ground_truth: str) -> dict[str, float]:
-    """`format_reward`, `answer_reward` and `reward` (0.0 or 1.0) of a response to the question_only prompt."""
-    return grade(response, ground_truth, "question_only").rewards
 
 
 def _agree(boxes: Boxes) -> bool:
@@ -243,31 +215,26 @@ def _are_same(text: str, other: str) -> bool:
     return quantity.equals(other_quantity) if quantity and other_quantity else text == other
 
 
-def _why_no_format(response: str, boxes: Boxes, prompt: Prompt) -> str:
-    if not response.strip():
-        return "empty response"
-    if prompt.name == "question_only":
-        return "box not closed" if boxes.opened else r"no \boxed"
-    if prompt.name == "alpaca":
-        return "no number in the box"  # its box is the last number
-    for tag in ("</think>", OPEN_TAG):
-        if tag not in response:
-            return f"no {tag}"
-    if THINK_AND_ANSWER in response:
-        return f"no {CLOSE_TAG}"
-    between, opened, _ = response.partition("</think>")[2].partition(OPEN_TAG)
-    if not opened:
-        return "answer before </think>"
-    if between.strip():
-        return "text between tags"
-    return "newline between tags" if "\n" in between else "no single space between tags"
+def grade(response: str, ground_truth: str, prompt: str = "r1_zero") -> Grade:
+    """Grade a response to the prompt of that name.  Raises ValueError for an unknown prompt or an unreadable truth."""
+    return Grader(get_prompt(prompt)).grade(response, ground_truth)
+
+
+def r1_zero_reward_fn(response: str, ground_truth: str) -> dict[str, float]:
+    """Return `format_reward`, `answer_reward` and `reward` (0.0 or 1.0) of a response to an r1 prompt."""
+    return grade(response, ground_truth, "r1_zero").rewards
+
+
+def question_only_reward_fn(response: str, ground_truth: str) -> dict[str, float]:
+    """Return `format_reward`, `answer_reward` and `reward` (0.0 or 1.0) of a response to question_only."""
+    return grade(response, ground_truth, "question_only").rewards
 
 
 def probably_right(response: str, ground_truth: str) -> bool:
-    """Whether the last number of the response's own turn has the value of the ground truth, wherever it stands.
+    """Whether the last number of the response's own turn equals the ground truth, whatever the format: never a reward.
 
-    It is a rule and errs both ways: a wrong response may end with the right number by chance, a right one with another
-    number.  A ground truth that is not a number is beyond it: False.  Raises ValueError for one that cannot be read.
+    The rule errs both ways: a wrong response may end with the right number by chance, a right one with another number.
+    False where the ground truth is not a number.  Raises ValueError for one that cannot be read.
     """
     check_text(response=response)
     truth = read_quantity(read_truth(ground_truth))
@@ -275,5 +242,5 @@ def probably_right(response: str, ground_truth: str) -> bool:
 
 
 def own_turn(response: str) -> str:
-    """The response up to where it goes on as the user: what follows answers a question that nobody asked."""
+    """Cut the response where it goes on as the user: what follows answers a question that nobody asked."""
     return response.partition("\nUser:")[0]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from rlhelpers import paths
 from rlhelpers.files import write_atomically
-from rlhelpers.tasks.datasets import read_objects, text_field
+from rlhelpers.tasks.datasets import Problem, read_objects, text_field
 from rlhelpers.tasks.grading import read_truth
-from rlhelpers.tasks.task import Problem
 
 MARK = "####"
-# file -> (rows, sha256 of the file as openai/gsm8k publishes it, one JSON object per line)
+# split -> (rows, sha256 of the file that openai/gsm8k publishes, one JSON object a line)
 FILES = {
     "train": (7473, "17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465"),
     "test": (1319, "3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14"),
@@ -21,8 +20,9 @@ FILES = {
 
 
 def load_gsm8k() -> tuple[list[Problem], list[Problem]]:
-    """Train and test problems from `data/gsm8k`, or else from the folder that RLHELPERS_GSM8K names."""
-    folders = [paths.GSM8K] + [Path(f) for f in [os.environ.get("RLHELPERS_GSM8K")] if f]
+    """Load train and test problems from `data/gsm8k`, or else from the folder that RLHELPERS_GSM8K names."""
+    named = os.environ.get("RLHELPERS_GSM8K")
+    folders = [paths.GSM8K, *([Path(named)] if named else [])]
     for folder in folders:
         if all((folder / f"{split}.jsonl").is_file() for split in FILES):
             return read_problems(folder / "train.jsonl"), read_problems(folder / "test.jsonl")
@@ -34,7 +34,7 @@ def load_gsm8k() -> tuple[list[Problem], list[Problem]]:
 
 
 def read_problems(path: Path) -> list[Problem]:
-    """Problems from JSON lines `{"question", "answer"}`.  Raises FileNotFoundError, ValueError naming file and line."""
+    """Read JSON lines `{"question", "answer"}`.  Raises FileNotFoundError, and ValueError naming file and line."""
     problems = []
     for number, row in read_objects(path):
         question, solution = (text_field(path, number, row, name) for name in ("question", "answer"))
@@ -47,7 +47,7 @@ def read_problems(path: Path) -> list[Problem]:
 
 
 def final_answer(solution: str) -> str:
-    """The ground truth: what follows the last `####`, stripped.  Raises ValueError where it is nothing to grade by."""
+    """Return what follows the last `####`, stripped.  Raises ValueError where it is no ground truth."""
     _, mark, answer = solution.rpartition(MARK)
     if not mark:
         raise ValueError(f"no {MARK} in {solution[-60:]!r}")
@@ -56,16 +56,17 @@ def final_answer(solution: str) -> str:
 
 
 def fetch_gsm8k(folder: Path = paths.GSM8K) -> None:
-    """Download both files with the `datasets` library, check row counts and checksums, then put them into `folder`.
-    Raises ConnectionError where the hub cannot be reached."""
+    """Download both files with the `datasets` library, check rows and checksums, then write them to `folder`.
+
+    Raises ConnectionError where the hub cannot be reached, and ValueError for other content than the published one.
+    """
     from datasets import load_dataset  # here, because nothing else needs it
 
     try:
         texts = {split: jsonl_text(load_dataset("openai/gsm8k", "main", split=split)) for split in FILES}
     except ConnectionError as error:
-        raise ConnectionError(
-            f"{error}; RLHELPERS_GSM8K can name a folder that has train.jsonl and test.jsonl"
-        ) from None
+        instead = "RLHELPERS_GSM8K can name a folder that has train.jsonl and test.jsonl"
+        raise ConnectionError(f"{error}; {instead}") from None
     for split, text in texts.items():
         check_file(split, text)
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,6 +75,7 @@ def fetch_gsm8k(folder: Path = paths.GSM8K) -> None:
 
 
 def jsonl_text(rows: Iterable[dict]) -> str:
+    """Write rows as GSM8K's files have them."""
     return "".join(json.dumps({"question": r["question"], "answer": r["answer"]}) + "\n" for r in rows)
 
 

@@ -1,10 +1,10 @@
-"""The data sets of reasoning-gym as tasks, each graded by its own verifier."""
+"""The data sets of reasoning-gym, each with its own verifier."""
 
-from rlhelpers.tasks.grading import RIGHT, UNREADABLE, WRONG
-from rlhelpers.tasks.task import Problem, Task
+from rlhelpers.tasks.datasets import Problem
+from rlhelpers.tasks.grading import RIGHT, UNREADABLE, WRONG, Verifier
 
 TRAIN_SEED, VALIDATION_SEED = 1, 2
-# Their verifiers run the model's text as Python (`eval`, or sympy's `parse_expr`, which is eval in disguise).
+# Not offered: their verifiers run the model's text as Python (`eval`, or sympy's `parse_expr`, which calls eval).
 EVALUATING = {
     "binary_matrix",
     "countdown",
@@ -19,16 +19,16 @@ EVALUATING = {
 
 
 class GymAnswer(str):
-    """The printed answer of an entry, with the whole entry beside it: a verifier may need more than the answer."""
+    """The answer of an entry as text, and the whole entry, which a verifier may need."""
 
     entry: dict
 
 
-def load_gym(name: str, n_train: int, n_validation: int) -> Task:
-    """Make `n_train` + `n_validation` distinct problems of reasoning-gym's data set `name`, always the same ones.
+def load_gym(name: str, n_train: int, n_validation: int) -> tuple[list[Problem], list[Problem], Verifier]:
+    """Make distinct training and validation problems of the data set `name`, always the same ones, and their verifier.
 
-    An answer counts as right where the verifier gives its full score.  Raises ValueError for an unknown name, for a
-    data set whose verifier would run the model's text as code, and when there are too few distinct questions.
+    An answer is right where reasoning-gym gives it the full score.  Raises ValueError for an unknown name, for a data
+    set whose verifier would run the model's text as code, and where there are too few distinct questions.
     """
     import reasoning_gym  # here, because it brings a hundred generators
 
@@ -36,22 +36,22 @@ def load_gym(name: str, n_train: int, n_validation: int) -> Task:
     seen: set[str] = set()
     validation = _draw(reasoning_gym, name, VALIDATION_SEED, n_validation, "n_val_examples", seen)
     train = _draw(reasoning_gym, name, TRAIN_SEED, n_train, "n_train_examples", seen)
-    verifier = reasoning_gym.create_dataset(name, size=1, seed=0)
+    scorer = reasoning_gym.create_dataset(name, size=1, seed=0)
 
-    def judge(answer: str, truth: GymAnswer) -> str:
+    def verify(answer: str, truth: GymAnswer) -> str:
         if not isinstance(truth, GymAnswer):  # a table of texts, for instance, keeps no entries
             raise ValueError(f"ground_truth: got {truth!r}; accepted is the answer of a problem of gym/{name}")
         try:
-            right = verifier.score_answer(answer.strip(), truth.entry) == 1
-        except Exception:  # some verifiers raise on text that is not of their form; it is not right, and no more
+            right = scorer.score_answer(answer.strip(), truth.entry) == 1
+        except Exception:  # some raise on a text that is not of their form
             return UNREADABLE
         return RIGHT if right else WRONG
 
-    return Task(f"gym/{name}", train, validation, judge)
+    return train, validation, verify
 
 
 def check_gym(name: str) -> None:
-    """Raise ValueError unless it is the name of a data set that is offered here."""
+    """Raise ValueError unless the data set `name` is offered here."""
     from reasoning_gym.factory import DATASETS
 
     accepted = sorted(set(DATASETS) - EVALUATING - {"composite"})  # composite needs a configuration of its own
@@ -62,10 +62,9 @@ def check_gym(name: str) -> None:
 
 
 def _draw(reasoning_gym, name: str, seed: int, count: int, field: str, seen: set[str]) -> list[Problem]:
-    """`count` problems whose questions are not in `seen`, which grows by them."""
+    """Draw `count` problems whose questions are not in `seen`; add their questions to it."""
     problems: list[Problem] = []
-    # Some questions turn up twice, so more are made than needed.
-    for entry in reasoning_gym.create_dataset(name, size=2 * count + 100, seed=seed):
+    for entry in reasoning_gym.create_dataset(name, size=2 * count + 100, seed=seed):  # some questions come twice
         if len(problems) == count:
             return problems
         if entry["question"] not in seen:

@@ -1,8 +1,8 @@
-"""What the tiny base model reads: documents as untidy as the web, made by rule.
+"""The documents that the tiny base model reads: as untidy as the web, made by rule.
 
-A base model knows more than it shows.  So the documents hold good reasoning in many formats: conversations with
-the tags right, wrong, or missing; lists of solved examples that keep one format from top to bottom, so that a
-prompt with examples is worth more than one without; boxes that were asked for and forgotten; and wrong sums.
+A base model knows more than it shows.  So the documents hold good reasoning in many formats: conversations with right,
+wrong and missing tags; lists of solved examples that keep one format from top to bottom, which makes a prompt with
+examples worth more than one without; boxes that were asked for and forgotten; and wrong sums.
 """
 
 import random
@@ -13,40 +13,39 @@ from rlhelpers.tiny.problems import OPERATIONS, Solution, draw_solution, is_vali
 WRONG_SUM_RATE = 0.25  # of the solutions that are not shown as examples
 BOXED_RATE = 0.06  # of the answers to "Please put your final answer within \boxed{}."
 
-# How an answer closes when nothing before it shows how: format and weight.
-LOOSE_ENDINGS = {
-    "tags": 10,
-    "newline between tags": 18,
-    "no closing think": 18,
-    "sentence in the box": 14,
-    "boxed": 6,
-    "no tags": 22,
-    "ramble": 10,
+# The end of an answer: {s} its solution, {a} its answer, {q} another question, {t} the solution of that.
+ENDINGS = {
+    "tags": " {s} </think> <answer> {a} </answer>",
+    "newline between tags": " {s} </think>\n<answer> {a} </answer>",
+    "no closing think": " {s} <answer> {a} </answer>",
+    "sentence in the box": " {s} </think> <answer> The answer is {a}. </answer>",
+    "boxed": " {s} </think> \\boxed{{{a}}}",
+    "no tags": " {s}",
+    "ramble": " {s}\nUser: {q}\nAssistant: {t}",
 }
-# With solved examples before it, most answers do as the examples did.
+# Their weights after a question alone, and after solved examples, whose format most answers keep.
+LOOSE_ENDINGS = dict(zip(ENDINGS, (10, 18, 18, 14, 6, 22, 10), strict=True))
 FAITHFUL_ENDINGS = {"tags": 88, "newline between tags": 4, "no tags": 4, "ramble": 4}
-# Formats of a list of solved examples, and their weights.
-LIST_STYLES = (
-    ("User: {q}\nAssistant: <think> {s} </think> <answer> {a} </answer>\n", 1),
-    ("Question: {q}\nAnswer: {s}\n\n", 4),
-    ("{q}\n{s}\n\n", 3),
-    ("Problem: {q}\nSolution: {s} \\boxed{{{a}}}\n\n", 1),
-)
+# The formats of a list of solved examples, and their weights.
+LIST_STYLES = {
+    "User: {q}\nAssistant: <think> {s} </think> <answer> {a} </answer>\n": 1,
+    "Question: {q}\nAnswer: {s}\n\n": 4,
+    "{q}\n{s}\n\n": 3,
+    "Problem: {q}\nSolution: {s} \\boxed{{{a}}}\n\n": 1,
+}
 
 
 def draw_document(rng: random.Random) -> str:
-    """One document of the mixture.  Validation contents never occur in it."""
-    kind = rng.choices((conversation, solved_list, box_request, plain_sums), (6, 6, 2, 1))[0]
-    return kind(rng)
+    """Draw one document.  No validation content occurs in it."""
+    return _choose(rng, {conversation: 6, solved_list: 6, box_request: 2, plain_sums: 1})(rng)
 
 
 def conversation(rng: random.Random) -> str:
-    """A prompt of the workbook with no, random, or the well-known three examples, and an answer."""
+    """Draw an r1 prompt with no, random, or the well-known three examples, and an answer."""
     # Examples are rare: after the preamble alone, the first of them looks like an answer that was given without any.
-    examples = rng.choices(("none", "random", "known"), (14, 1, 2))[0]
+    examples = _choose(rng, {"none": 14, "random": 1, "known": 2})
     problem = _draw_training_solution(rng)
-    name = "r1_zero_three_shot" if examples == "known" else "r1_zero"
-    prompt = get_prompt(name)(problem.question)
+    prompt = get_prompt("r1_zero_three_shot" if examples == "known" else "r1_zero")(problem.question)
     if examples == "random":
         preamble, rest = prompt.split("\nUser: ")
         shown = [_example(_draw_training_solution(rng)) for _ in range(rng.randint(1, 3))]
@@ -55,26 +54,16 @@ def conversation(rng: random.Random) -> str:
 
 
 def closing(rng: random.Random, problem: Solution, endings: dict[str, int]) -> str:
-    """What follows `<think>`: the reasoning and one of the endings."""
+    """Draw what follows `<think>`: the reasoning and one of the endings."""
     reasoning, answer = reason(rng, problem)
-    ending = rng.choices(list(endings), list(endings.values()))[0]
-    another = _draw_training_solution(rng)
-    return {
-        "tags": f" {reasoning} </think> <answer> {answer} </answer>",
-        "newline between tags": f" {reasoning} </think>\n<answer> {answer} </answer>",
-        "no closing think": f" {reasoning} <answer> {answer} </answer>",
-        "sentence in the box": f" {reasoning} </think> <answer> The answer is {answer}. </answer>",
-        "boxed": f" {reasoning} </think> \\boxed{{{answer}}}",
-        "no tags": f" {reasoning}",
-        "ramble": f" {reasoning}\nUser: {another.question}\nAssistant: {reason(rng, another)[0]}",
-    }[ending]
+    ending = _choose(rng, endings)
+    another = _draw_training_solution(rng)  # also where the ending has no place for it
+    return ENDINGS[ending].format(s=reasoning, a=answer, q=another.question, t=reason(rng, another)[0])
 
 
 def solved_list(rng: random.Random) -> str:
-    """Two to five solved problems in one style."""
-    styles, weights = zip(*LIST_STYLES, strict=True)
-    style = rng.choices(styles, weights)[0]
-    entries = []
+    """Draw two to five solved problems in one style."""
+    style, entries = _choose(rng, LIST_STYLES), []
     for _ in range(rng.randint(2, 5)):
         problem = _draw_training_solution(rng)
         reasoning, answer = reason(rng, problem)
@@ -83,7 +72,7 @@ def solved_list(rng: random.Random) -> str:
 
 
 def box_request(rng: random.Random) -> str:
-    """The question_only prompt and an answer that mostly forgets the box."""
+    """Draw the question_only prompt and an answer, which mostly forgets the box."""
     problem = _draw_training_solution(rng)
     reasoning, answer = reason(rng, problem)
     box = f" \\boxed{{{answer}}}" if rng.random() < BOXED_RATE else ""
@@ -91,16 +80,13 @@ def box_request(rng: random.Random) -> str:
 
 
 def plain_sums(rng: random.Random) -> str:
-    """Sums as in a school book, some of them wrong."""
-    lines = []
-    for _ in range(rng.randint(8, 16)):
-        a, op, b, c = rng.choice(_draw_training_solution(rng).sums)
-        lines.append(f"{a}{op}{b}={c}")
-    return " ".join(lines)
+    """Draw right sums, as in a school book."""
+    sums = (rng.choice(_draw_training_solution(rng).sums) for _ in range(rng.randint(8, 16)))
+    return " ".join(f"{a}{op}{b}={c}" for a, op, b, c in sums)
 
 
 def reason(rng: random.Random, problem: Solution) -> tuple[str, str]:
-    """The solution as running text and the answer it arrives at; now and then one sum on the way is wrong."""
+    """Return the solution as running text and its answer; at WRONG_SUM_RATE one sum on the way is wrong."""
     if rng.random() >= WRONG_SUM_RATE:
         return _running_text(problem.sentences, problem.answer), problem.answer
     sentences, answer = _with_a_wrong_sum(rng, problem)
@@ -108,7 +94,7 @@ def reason(rng: random.Random, problem: Solution) -> tuple[str, str]:
 
 
 def _with_a_wrong_sum(rng: random.Random, problem: Solution) -> tuple[list[str], str]:
-    """One result is off by a little, and what follows is worked out from it."""
+    """Put one result off by a little, and compute what follows from it."""
     wrong_step = rng.randrange(len(problem.sums))
     replaced: dict[int, int] = {}
     sentences = []
@@ -136,3 +122,7 @@ def _draw_training_solution(rng: random.Random) -> Solution:
     while is_validation((solution := draw_solution(rng)).content):
         pass
     return solution
+
+
+def _choose(rng: random.Random, weights: dict):
+    return rng.choices(list(weights), list(weights.values()))[0]

@@ -1,8 +1,8 @@
-"""The embedded base model from nothing: problems, tokenizer, pretraining, and what it scores.
+"""Make the embedded base model: problems, tokenizer, pretraining, and its scores.
 
     data/tiny/   train.jsonl validation.jsonl   tokenizer files   config.json model.safetensors   recipe.json
 
-recipe.json holds the settings below, the versions, a checksum of every other file, and the scores that were measured.
+recipe.json holds the settings below, the versions, a checksum of every other file, and the measured scores.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How the files of data/tiny were made.  `phases` are (steps, window): most of the reading is done in short
-    windows, which are cheap; the long ones at the end teach it to use a prompt with examples."""
+    """The settings behind data/tiny.  `phases` are (steps, window in tokens)."""
 
     seed: int = 0
     train_problems: int = 6400
@@ -54,6 +53,7 @@ class Recipe:
     heads: int = 4
     context: int = 2048
     tokens_per_step: int = 8192
+    # Short windows are cheap; the long ones at the end teach the model to use a prompt with examples.
     phases: tuple[tuple[int, int], ...] = ((800, 256), (160, 512))
     muon_learning_rate: float = 0.02
     adamw_learning_rate: float = 3e-3
@@ -62,7 +62,7 @@ class Recipe:
 
 
 def make_tiny(folder: Path | None = None, recipe: Recipe = Recipe()) -> None:
-    """Make everything again and write it to `folder` (data/tiny); about a quarter of an hour on two cores."""
+    """Write all files to `folder` (data/tiny); about a quarter of an hour on two cores."""
     folder = Path(folder or paths.TINY)
     folder.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
@@ -85,7 +85,7 @@ def make_tiny(folder: Path | None = None, recipe: Recipe = Recipe()) -> None:
 
 
 def write_problems(folder: Path, recipe: Recipe) -> None:
-    """train.jsonl and validation.jsonl in GSM8K's format; no content of one occurs in the other."""
+    """Write train.jsonl and validation.jsonl in GSM8K's format.  No content of one occurs in the other."""
     rng = random.Random(f"{recipe.seed}/problems")
     for name, count in (("train", recipe.train_problems), ("validation", recipe.validation_problems)):
         problems = draw_problems(rng, count, validation=name == "validation")
@@ -94,18 +94,15 @@ def write_problems(folder: Path, recipe: Recipe) -> None:
 
 
 def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """Byte-level BPE on the model's own kind of text; every digit is a token of its own."""
+    """Train byte-level BPE on the corpus.  Every digit is a token of its own."""
     from transformers import PreTrainedTokenizerFast
 
     documents = list(itertools.islice(draw_documents(f"{recipe.seed}/tokenizer"), recipe.tokenizer_documents))
     words_digits_signs_space = Regex(r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s+")
+    split = pre_tokenizers.Split(words_digits_signs_space, behavior="isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(words_digits_signs_space, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=1024,
@@ -124,32 +121,32 @@ def train_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 
 
 def build_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Olmo2ForCausalLM:
+    """Build the model with weights drawn by the recipe's seed."""
     from transformers import Olmo2Config, Olmo2ForCausalLM
 
-    torch.manual_seed(recipe.seed)
-    return Olmo2ForCausalLM(
-        Olmo2Config(
-            vocab_size=len(tokenizer),
-            hidden_size=recipe.hidden_size,
-            intermediate_size=recipe.intermediate_size,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            max_position_embeddings=recipe.context,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
+    config = Olmo2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.hidden_size,
+        intermediate_size=recipe.intermediate_size,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        max_position_embeddings=recipe.context,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
+    torch.manual_seed(recipe.seed)
+    return Olmo2ForCausalLM(config)
 
 
 def pretrain(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> None:
-    """Next-token prediction on fresh documents."""
+    """Train on next-token prediction; every document is read once."""
     optimizers = make_optimizers(model, recipe)
     peaks = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     total, smoothed = sum(steps for steps, _ in recipe.phases), None
     bar = tqdm(token_batches(tokenizer, recipe), total=total, desc="pretraining", mininterval=5)
     for step, (inputs, labels) in enumerate(bar):
-        # Up in a straight line, then level, then down over the second half.
+        # Linear warm-up, constant, linear decay over the second half.
         factor = min(1.0, (step + 1) / recipe.warmup_steps, 2 * (total - step) / total)
         for optimizer, rates in zip(optimizers, peaks, strict=True):
             for group, peak in zip(optimizer.param_groups, rates, strict=True):
@@ -166,10 +163,10 @@ def pretrain(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, recipe
 
 
 def make_optimizers(model: Olmo2ForCausalLM, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings, head and norms."""
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and ".layers." in name]
-    inside = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in inside]
+    """Return Muon for the matrices inside the layers, AdamW for embeddings, head and norms."""
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        (matrices if parameter.ndim == 2 and ".layers." in name else others).append(parameter)
     return [
         torch.optim.Muon(matrices, lr=recipe.muon_learning_rate, weight_decay=0.1),
         torch.optim.AdamW(others, lr=recipe.adamw_learning_rate, betas=(0.9, 0.95)),
@@ -177,7 +174,7 @@ def make_optimizers(model: Olmo2ForCausalLM, recipe: Recipe) -> list[torch.optim
 
 
 def token_batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor]]:
-    """(inputs, labels), each (rows, window) int64: documents end to end, an end-of-text token after each."""
+    """Yield (inputs, labels), each (rows, window) int64: packed documents, an end-of-text token after each."""
     documents = draw_documents(f"{recipe.seed}/pretraining")
     tokens: list[int] = []
     for steps, window in recipe.phases:
@@ -192,13 +189,14 @@ def token_batches(tokenizer: PreTrainedTokenizerFast, recipe: Recipe) -> Iterato
 
 
 def draw_documents(seed: str) -> Iterator[str]:
+    """Yield documents without end."""
     rng = random.Random(seed)
     while True:
         yield draw_document(rng)
 
 
 def score(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: list[Problem]) -> dict[str, Any]:
-    """Format and accuracy at each prompt, one response per problem at temperature 1."""
+    """Return format and accuracy at each prompt, measured on one response to each problem at temperature 1."""
     engine, scores = TorchEngine(model, tokenizer), {}
     for name, prompt in PROMPTS.items():
         sampling = Sampling(max_tokens=64, stop=prompt.stop)
@@ -208,6 +206,7 @@ def score(model: Olmo2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems:
 
 
 def checksums(folder: Path) -> dict[str, str]:
-    """sha256 of every file of the folder but recipe.json."""
-    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != "recipe.json")
-    return {file.name: sha256(file) for file in files}
+    """Return the sha256 of every file of the folder but recipe.json."""
+    return {
+        file.name: sha256(file) for file in sorted(folder.iterdir()) if file.is_file() and file.name != "recipe.json"
+    }

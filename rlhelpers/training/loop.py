@@ -121,7 +121,7 @@ class Run:
     ):
         self.config, self.task, self.policy, self.tokenizer, self.log = config, task, policy, tokenizer, log
         self.prompt = get_prompt(config.prompt)
-        self.grader = Grader(self.prompt, task.judge)
+        self.grader = Grader(self.prompt, task.verify)
         self.optimizer = make_optimizer(policy, config)
         # The policy before its first step, which a KL penalty keeps the policy close to.
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.estimator.kl_coefficient else None

@@ -17,7 +17,7 @@ from rlhelpers.models import eval_mode, save_policy
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.rollouts.engine import encode_prompts
 from rlhelpers.tasks import Grader, Prompt, load_task
-from rlhelpers.tasks.datasets import ALPACA
+from rlhelpers.tasks.prompts import ALPACA
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.console import Log, is_due, open_log, take_steps
 from rlhelpers.training.draws import derive_seed
@@ -162,7 +162,7 @@ def _problems_to_answer(
     if config.task == "none":
         return lambda step: {}
     problems = load_task(config.task, 1, config.n_val_examples)
-    engine, grader = TorchEngine(policy, tokenizer), Grader(alpaca_prompt(tokenizer), problems.judge)
+    engine, grader = TorchEngine(policy, tokenizer), Grader(alpaca_prompt(tokenizer), problems.verify)
     prompts = [grader.prompt(problem.question) for problem in problems.validation]
     encode_prompts(tokenizer, prompts, config.max_tokens, policy.config.max_position_embeddings)  # or ValueError
 

@@ -14,7 +14,7 @@ import torch
 
 from rlhelpers import paths
 from rlhelpers.models import revision
-from rlhelpers.tasks.catalogue import check_task
+from rlhelpers.tasks.task import check_task
 from rlhelpers.training.config import RunConfig
 
 if TYPE_CHECKING:  # transformers takes seconds to import

@@ -1,4 +1,4 @@
-"""The sampler of a run: an engine whose log-probs are checked against the policy's, and which is restarted when it dies."""
+"""The sampler of a run: an engine that is checked against the policy's log-probs, and restarted when it dies."""
 
 from __future__ import annotations
 

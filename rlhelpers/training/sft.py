@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from rlhelpers.checks import check_flag, check_one_of, check_whole
 from rlhelpers.kernels import get_response_log_probs
 from rlhelpers.models import eval_mode, load_policy, make_optimizer
-from rlhelpers.tasks.datasets import read_instructions, render
+from rlhelpers.tasks.datasets import read_instructions
+from rlhelpers.tasks.prompts import render
 from rlhelpers.training.draws import draw_batch
 from rlhelpers.training.offline import OfflineConfig, OfflineTask, descend, learn
 from rlhelpers.training.run_folder import RunRecords
