@@ -17,7 +17,7 @@ import httpx
 from rlhelpers.checks import check_positive, check_text, check_whole, refused
 from rlhelpers.files import json_lines, write_atomically
 from rlhelpers.rollouts import EngineDeadError
-from rlhelpers.rollouts.processes import bounded
+from rlhelpers.rollouts.processes import with_timeout
 from rlhelpers.tasks.datasets import read_objects, text_field
 
 KEY = "RLHELPERS_JUDGE_KEY"
@@ -71,7 +71,7 @@ class Judge:
             if tried > 1:
                 time.sleep(self.wait * 2 ** (tried - 2))
             try:
-                answer = bounded(lambda: self._post(body), self.seconds)
+                answer = with_timeout(lambda: self._post(body), self.seconds)
             except (httpx.HTTPError, EngineDeadError) as error:
                 dead = isinstance(error, EngineDeadError)
                 reason = "no answer in time" if dead else f"{type(error).__name__}: {error}"

@@ -63,7 +63,7 @@ class Sampler:
 
     def rest(self) -> None:
         """Sampling is over until the next sync."""
-        self._with_restart(self.engine.rest)
+        self._with_restart(self.engine.sleep)
 
     def close(self) -> None:
         self.engine.close()  # which ends what is under way
