@@ -11,6 +11,8 @@ import test_bad_input_kernels
 import test_bad_input_tasks_and_rollouts
 import test_bad_input_theory
 import test_bad_input_training
+import test_engine
+import test_torch_engine
 
 from rlhelpers import paths
 
@@ -20,6 +22,8 @@ TABLES = (
     test_bad_input_tasks_and_rollouts,
     test_bad_input_theory,
     test_bad_input_training,
+    test_engine,
+    test_torch_engine,
 )
 WITHOUT_A_ROW = {
     "Completion": "a record that engines write, and nobody else",

@@ -106,7 +106,7 @@ class VLLMClient:
     def _post(
         self, path: str, body: Mapping[str, Any] | None = None, seconds: float = SECONDS_FOR_WEIGHTS
     ) -> dict[str, Any]:
-        """Return the answer.  Raises ValueError where the server refuses the request, EngineDeadError where it is gone."""
+        """Return the answer.  Raises ValueError if the request is refused, EngineDeadError if the server is gone."""
         try:
             response = self._http.post(path, json=body, timeout=httpx.Timeout(seconds, connect=30, pool=None))
         except httpx.TimeoutException as error:
