@@ -54,8 +54,8 @@ class CopyingEngine:
             self._own.load_state_dict(policy.state_dict())
         self._has_weights = True
 
-    def rest(self) -> None:
-        self._call("rest")
+    def sleep(self) -> None:
+        self._call("sleep")
 
     def restart(self) -> None:
         self._forget()

@@ -4,27 +4,14 @@ import ast
 import inspect
 import json
 from importlib import import_module
+from pathlib import Path
 
 import pytest
-import test_bad_input_evidence
-import test_bad_input_kernels
-import test_bad_input_tasks_and_rollouts
-import test_bad_input_theory
-import test_bad_input_training
-import test_config
-import test_own_step
 
 from rlhelpers import paths
 
-TABLES = (
-    test_bad_input_evidence,
-    test_bad_input_kernels,
-    test_bad_input_tasks_and_rollouts,
-    test_bad_input_theory,
-    test_bad_input_training,
-    test_config,
-    test_own_step,
-)
+TESTS = Path(__file__).parent.glob("test_*.py")
+TABLES = [import_module(file.stem) for file in TESTS if "\nROWS = [" in file.read_text(encoding="utf-8")]
 WITHOUT_A_ROW = {
     "Completion": "a record that engines write, and nobody else",
     "Rollout": "a record that engines write, and nobody else",

@@ -4,7 +4,6 @@ read, and with a good engine the run goes on as if nothing had happened."""
 import copy
 import json
 import threading
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -14,17 +13,18 @@ from copying_engine import CopyingEngine
 from killable import PUSH, write_model
 from safetensors.torch import load_file
 from stub_vllm import StubVLLM
+from test_engine import of_the_first, too_few
 
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_jsonl, read_metrics
-from rlhelpers.rollouts import Completion, EngineDeadError, Rollout, Sampling, TorchEngine, vllm_client
-from rlhelpers.rollouts.engine import inspect_rollouts
+from rlhelpers.rollouts import EngineDeadError, Sampling, TorchEngine, vllm_client
 from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import train
+from rlhelpers.training.sampler import NotInSyncError, Sampler
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 SMALL = {
     "quick": True,
@@ -225,26 +225,11 @@ def test_a_server_that_hangs_in_the_middle(run, serving, undisturbed, tmp_path, 
     forever.set()
 
 
-def test_a_server_that_dies_once_is_started_again_and_the_run_is_the_same(run, serving, undisturbed, tmp_path):
+def test_a_server_that_dies_once_is_started_again(run, serving, undisturbed, tmp_path):
     folder = run(tmp_path, serving(lambda server: (0, "") if server.syncs == SYNCS else None))
     assert_same(folder, undisturbed["server"])
     remarks = json.loads((folder / "run.json").read_text(encoding="utf-8"))["remarks"]
     assert len(remarks) == 1 and remarks[0].startswith("The engine died and was started again: the vLLM server does no")
-
-
-def of_the_first(**changes):
-    """The first completion is changed, by functions of what was there."""
-
-    def spoil(rollouts):
-        first, *others = rollouts[0].completions
-        given = {name: new(getattr(first, name)) for name, new in changes.items()}
-        return [replace(rollouts[0], completions=[replace(first, **given), *others]), *rollouts[1:]]
-
-    return spoil
-
-
-def too_few(rollouts):
-    return [*rollouts[:-1], replace(rollouts[-1], completions=rollouts[-1].completions[:-1])]
 
 
 @pytest.mark.parametrize(
@@ -260,22 +245,19 @@ def test_an_engine_that_gives_what_it_cannot_have_sampled(run, undisturbed, tmp_
     check(run, tmp_path, partial(Object, spoil=spoil), CopyingEngine, undisturbed["object"], RuntimeError, message)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda rollouts: rollouts[:-1], "engine: it gave 1 rollouts, and not one for each of 2 prompts"),
-        (lambda rollouts: rollouts[::-1], "engine: it gave 2 rollouts, and not one for each of 2 prompts"),
-        (of_the_first(token_ids=lambda ids: [-1, 2]), "holds token -1; the policy knows those from 0 to 15"),
-        (of_the_first(token_ids=lambda ids: [16, 2]), "holds token 16; the policy knows those from 0 to 15"),
-        (of_the_first(token_ids=lambda ids: [], log_probs=lambda p: []), "a completion has 0 tokens; wanted are 1 to"),
-        (of_the_first(token_ids=lambda ids: ids * 2), "has 4 tokens; wanted are 1 to max_tokens=2"),
-        (of_the_first(log_probs=lambda p: p[1:]), "a completion has 1 log-probs for 2 tokens"),
-        (of_the_first(log_probs=lambda p: [-float("inf"), -1]), "token 1 has the log-prob -inf"),
-    ],
-)
-def test_what_no_engine_can_have_sampled(spoil, message):
-    completions = [Completion("x", [1, token], "stop", [-1.0, -1.0]) for token in range(2)]
-    good = [Rollout(prompt, [3], completions) for prompt in ("p", "q")]
-    inspect_rollouts(good, ["p", "q"], Sampling(n=2, max_tokens=2), 16)
-    with pytest.raises(RuntimeError, match=message):
-        inspect_rollouts(spoil(good), ["p", "q"], Sampling(n=2, max_tokens=2), 16)
+@pytest.mark.field_report("C02")
+def test_an_engine_that_kept_its_weights_ends_the_run(tiny_gpt2, tokenizer):
+    """It reports a sync.  One layer is perturbed between the syncs."""
+    policy = tiny_gpt2(torch.float32)
+    for keeps in (False, True):
+        engine = CopyingEngine(policy, tokenizer, keeps_weights=keeps)
+        sampler = Sampler(engine, policy, tokenizer, 1.0, pytest.fail)
+        sampler.sync()
+        with torch.no_grad():
+            policy.transformer.h[0].mlp.c_fc.weight.mul_(3)
+        if keeps:
+            with pytest.raises(NotInSyncError, match=r"weights not in sync: .* the limit for torch.float32 is 0.001"):
+                sampler.sync()
+        else:
+            sampler.sync()
+        sampler.close()

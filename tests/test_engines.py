@@ -97,7 +97,7 @@ def test_rows_differ_and_the_same_call_repeats_them(engine):
     rollouts = engine.generate([PROMPTS[0], PROMPTS[0], PROMPTS[1]], sampling)
     first, second, _ = [[tuple(c.token_ids) for c in r.completions] for r in rollouts]
     assert len(set(first)) > 4 and len(set(second)) > 4
-    assert not any(a == b for a, b in zip(first, second, strict=True))  # equal prompts, other luck
+    assert not any(a == b for a, b in zip(first, second, strict=True))  # equal prompts, other random numbers
     again = engine.generate([PROMPTS[0], PROMPTS[0], PROMPTS[1]], sampling)
     assert [r.completions for r in again] == [r.completions for r in rollouts]
     other = engine.generate([PROMPTS[0]], Sampling(n=8, max_tokens=48, seed=4))

@@ -119,7 +119,7 @@ def test_b19_every_end_of_text_id_ends_a_response(tiny_gpt2, tokenizer, monkeypa
     model.generation_config.eos_token_id = [2, 9]
     steps = iter(torch.tensor([[4, 9, 3, 3], [4, 5, 6, 7]]).T)
 
-    def scripted(logits, luck, sampling, barred=()):
+    def scripted(logits, uniforms, sampling, barred=()):
         tokens = next(steps)[-len(logits) :]  # the first row leaves first
         return tokens, torch.zeros(len(tokens))
 

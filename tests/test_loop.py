@@ -339,12 +339,12 @@ def test_a_mismatch_is_seen(engines):
 def test_a_run_whose_engine_dies_goes_on_as_if_nothing_had_happened(engines):
     """Once over a rollout batch, once over new weights, once at rest."""
     undisturbed = read_metrics(train(make_config(**MOVING)))
-    engines(deaths=[("generate", 3), ("sync_weights", 4), ("rest", 3)])
+    engines(deaths=[("generate", 3), ("sync_weights", 4), ("sleep", 3)])
     folder = train(make_config(**MOVING))
     assert without_times(read_metrics(folder)).equals(without_times(undisturbed))
     about = read_about(folder)
     assert about["status"] == "complete"
-    deaths = ["generate", "sync_weights", "rest"]
+    deaths = ["generate", "sync_weights", "sleep"]
     assert about["remarks"] == [f"The engine died and was started again: it died in {name}" for name in deaths]
 
 
@@ -377,7 +377,7 @@ def test_each_batch_is_sampled_with_the_weights_of_the_last_update_and_then_the_
     assert len(set(validated)) == 4
     assert [weights for weights, _ in batches(engine, 8)] == validated[:3]
     # A check and a validation; then, each step, the batch, rest, new weights, their check, and a validation.
-    step = ["generate", "rest", "sync_weights", "generate", "generate"]
+    step = ["generate", "sleep", "sync_weights", "generate", "generate"]
     assert engine.calls == ["sync_weights", "generate", "generate", *step * 3, "close"]
 
 
@@ -393,7 +393,7 @@ def test_rollouts_ahead_are_of_the_weights_before_the_last_update(engines):
     assert [weights for weights, _ in batches(ahead, 8)] == [validated[0], validated[0], validated[1]]
     for n in (1, 8):
         assert [prompts for _, prompts in batches(ahead, n)] == [prompts for _, prompts in batches(usual, n)]
-    assert "rest" not in ahead.calls
+    assert "sleep" not in ahead.calls
     metrics = read_metrics(folder)
     assert metrics.index.tolist() == [0, 1, 2, 3]
     # The first batch was sampled by the policy that learns from it, the second was not.

@@ -55,7 +55,7 @@ def test_vllm_for_the_cpu_is_pinned_and_lacks_what_breaks_it():
 
 
 def test_vllm_loads_our_plugin():
-    assert PROJECT["entry-points"]["vllm.general_plugins"] == {"rlhelpers": "rlhelpers.rollouts.vllm_plugin:register"}
+    assert PROJECT["entry-points"]["vllm.general_plugins"] == {"rlhelpers": "rlhelpers.rollouts.weight_sync:register"}
 
 
 def test_the_version_stands_once():

@@ -128,7 +128,7 @@ def test_an_engine_that_samples_with_the_policy_itself_is_not_asked(policy, toke
 
 @pytest.mark.parametrize(
     "death",
-    [("sync_weights", 1), ("generate", 1), ("generate", 2), ("rest", 1)],
+    [("sync_weights", 1), ("generate", 1), ("generate", 2), ("sleep", 1)],
     ids=["over the weights", "over the check", "over the samples", "over the rest"],
 )
 def test_an_engine_that_dies_is_started_again_gets_the_weights_and_goes_on(make, expected, death):
@@ -143,10 +143,10 @@ def test_an_engine_that_dies_is_started_again_gets_the_weights_and_goes_on(make,
 
 def test_an_engine_that_died_over_the_rest_rests_again(make):
     """Or what it was to give back would be missing while training."""
-    sampler = make(deaths=[("rest", 1)])
+    sampler = make(deaths=[("sleep", 1)])
     sampler.sync()
     sampler.sleep()
-    assert sampler.engine.calls[-1] == "rest"
+    assert sampler.engine.calls[-1] == "sleep"
 
 
 @pytest.mark.parametrize(

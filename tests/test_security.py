@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from test_field_reports_engines import launch, tokenizer_of_tiny  # noqa: F401, fixtures
+from test_server_with_a_stub import launch, tokenizer_of_tiny  # noqa: F401, fixtures
 
 import rlhelpers
 from rlhelpers import cli, paths

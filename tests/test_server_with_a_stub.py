@@ -1,31 +1,40 @@
 """VLLMServer against a stub that speaks vLLM's HTTP: no vLLM is needed here."""
 
+import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 
 import pytest
+import torch
 from processes import is_alive, wait_until
 from stub_vllm import StubVLLM, choice, stand_in
 from transformers import AutoTokenizer
 
 from rlhelpers import paths
-from rlhelpers.rollouts import EngineDeadError, Sampling, vllm_server
-from rlhelpers.rollouts import processes as server_process
-from rlhelpers.rollouts.processes import free_port
+from rlhelpers.rollouts import EngineDeadError, Sampling, processes, vllm_server
+from rlhelpers.rollouts.processes import OWNER, free_port
 from rlhelpers.rollouts.vllm_client import VLLMClient
-from rlhelpers.rollouts.vllm_plugin import OWNER
 from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.rollouts.vllm_settings import prompt_seed
+from rlhelpers.tasks import Grader, Problem, Task, get_prompt
+from rlhelpers.tasks.grading import judge_answer
+from rlhelpers.training.config import make_config
+from rlhelpers.training.draws import derive_seed
+from rlhelpers.training.evaluation import flatten, rows_to_read, truncated_fraction
+from rlhelpers.training.loop import Run
 
 PROMPTS = ["Question: what is 1 + 1?\nAnswer:", "User: Ben", "Question: what is 1 + 1?\nAnswer:"]
 COURSE = {"n": 2, "temperature": 1.0, "top_p": 1.0, "max_tokens": 32, "stop": ["</answer>"], "seed": 5}
+R1 = get_prompt("r1_zero")
+R1_PROMPTS = [R1(f"What is {i} + {i}?") for i in range(8)]
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
+def tokenizer_of_tiny():
     return AutoTokenizer.from_pretrained(paths.TINY)
 
 
@@ -36,12 +45,12 @@ def stub():
 
 
 @pytest.fixture
-def join(stub, tokenizer):
+def join(stub, tokenizer_of_tiny):
     """Joins the stub as a server that somebody else has started."""
     servers = []
 
     def join(**settings):
-        defaults = {"port": stub.port, "launch_server": False, "startup_timeout": 30, "tokenizer": tokenizer}
+        defaults = {"port": stub.port, "launch_server": False, "startup_timeout": 30, "tokenizer": tokenizer_of_tiny}
         servers.append(VLLMServer(str(paths.TINY), **defaults | settings))
         return servers[-1].start()
 
@@ -51,16 +60,21 @@ def join(stub, tokenizer):
 
 
 @pytest.fixture
-def launch(tokenizer, tmp_path, monkeypatch):
+def server(join):
+    return join()
+
+
+@pytest.fixture
+def launch(tokenizer_of_tiny, tmp_path, monkeypatch):
     """A server whose command runs this script in place of vLLM's; it ends after the test."""
     api_server = stand_in(tmp_path, monkeypatch)
-    monkeypatch.setattr(server_process, "SECONDS_TO_STOP", 2)
+    monkeypatch.setattr(processes, "SECONDS_TO_STOP", 2)
     servers = []
 
     def launch(script="import stub_vllm; stub_vllm.main()", **settings):
         api_server.write_text(script, encoding="utf-8")
         log = tmp_path / "server.log"
-        servers.append(VLLMServer(str(paths.TINY), tokenizer=tokenizer, log=log, **settings))
+        servers.append(VLLMServer(str(paths.TINY), tokenizer=tokenizer_of_tiny, log=log, **settings))
         return servers[-1]
 
     yield launch
@@ -112,9 +126,9 @@ def test_a_server_that_is_starting_is_waited_for(join, stub):
     assert asked == ["/health"] * 3
 
 
-def test_without_a_port_there_is_nothing_to_join(tokenizer):
+def test_without_a_port_there_is_nothing_to_join(tokenizer_of_tiny):
     with pytest.raises(ValueError, match="port: got None; accepted is the port of the server to join"):
-        VLLMServer(str(paths.TINY), launch_server=False, tokenizer=tokenizer)
+        VLLMServer(str(paths.TINY), launch_server=False, tokenizer=tokenizer_of_tiny)
 
 
 def test_proxies_of_the_environment_are_not_asked(join, monkeypatch):
@@ -127,8 +141,8 @@ def test_proxies_of_the_environment_are_not_asked(join, monkeypatch):
     server._client.start_weight_update()  # a call of the weight transfer
 
 
-def test_a_server_that_was_not_started(tokenizer):
-    server = VLLMServer(str(paths.TINY), tokenizer=tokenizer)
+def test_a_server_that_was_not_started(tokenizer_of_tiny):
+    server = VLLMServer(str(paths.TINY), tokenizer=tokenizer_of_tiny)
     with pytest.raises(RuntimeError, match=r"not running; call start\(\)"):
         server.generate(PROMPTS, Sampling())
     with pytest.raises(RuntimeError, match="call init_weight_sync"):
@@ -138,23 +152,23 @@ def test_a_server_that_was_not_started(tokenizer):
 # Requests and answers.
 
 
-def test_every_prompt_is_a_request_with_token_ids_and_a_seed_of_its_own(join, stub, tokenizer):
+def test_every_prompt_is_a_request_with_a_seed_of_its_own(join, stub, tokenizer_of_tiny):
     sampling = Sampling(n=3, temperature=1.0, top_p=0.9, max_tokens=20, min_tokens=2, stop="</answer>", seed=7)
     server = join()
     rollouts = server.generate(PROMPTS, sampling)
     bodies = sorted(stub.requests, key=lambda body: [prompt_seed(7, i) for i in range(3)].index(body["seed"]))
-    assert [body["prompt"] for body in bodies] == encode(tokenizer, PROMPTS)  # numbers: nothing to encode twice
-    assert [rollout.prompt_token_ids for rollout in rollouts] == encode(tokenizer, PROMPTS)
+    assert [body["prompt"] for body in bodies] == encode(tokenizer_of_tiny, PROMPTS)  # numbers: nothing to encode twice
+    assert [rollout.prompt_token_ids for rollout in rollouts] == encode(tokenizer_of_tiny, PROMPTS)
     assert [rollout.prompt for rollout in rollouts] == PROMPTS
     for body in bodies:
         assert (body["n"], body["temperature"], body["top_p"]) == (3, 1.0, 0.9)
         assert (body["max_tokens"], body["min_tokens"]) == (20, 2)
         assert (body["stop"], body["include_stop_str_in_output"]) == (["</answer>"], True)
-        assert body["stop_token_ids"] == [tokenizer.eos_token_id]
+        assert body["stop_token_ids"] == [tokenizer_of_tiny.eos_token_id]
         assert body["return_token_ids"] is True and body["logprobs"] == 0
 
 
-def test_samples_come_as_they_were_sampled_in_the_order_of_their_numbers(join, stub):
+def test_samples_come_in_the_order_of_their_numbers(join, stub):
     rollouts = join().generate(PROMPTS, Sampling(n=4, seed=3))
     for i, rollout in enumerate(rollouts):
         expected = [choice({"seed": prompt_seed(3, i)}, index) for index in range(4)]
@@ -182,7 +196,7 @@ def test_answers_that_come_out_of_order_are_put_in_order(join, stub):
     assert [r.completions[0].token_ids for r in rollouts] == [choice({"seed": s}, 0)["token_ids"] for s in seeds]
 
 
-def test_the_same_call_gives_the_same_samples_and_another_seed_gives_others(join):
+def test_the_same_call_gives_the_same_samples(join):
     server = join()
     first, again, other = (server.generate(PROMPTS, Sampling(n=2, seed=seed)) for seed in (1, 1, 2))
     assert first == again != other
@@ -193,7 +207,7 @@ def test_no_prompts_are_no_requests(join, stub):
     assert join().generate([], Sampling()) == [] and not stub.requests
 
 
-def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sent(join, stub):
+def test_a_prompt_that_does_not_fit_is_named(join, stub):
     server = join()
     prompts = [*PROMPTS, "word " * 2500]
     with pytest.raises(ValueError, match=r"prompts: prompt 3 has \d+ tokens; with max_tokens=64 it must fit .* 2048"):
@@ -208,7 +222,7 @@ def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sent(join, stub)
     assert len(server.generate(PROMPTS, Sampling())) == 3
 
 
-def test_a_temperature_whose_log_probs_the_server_does_not_have_is_refused(join, stub):
+def test_a_temperature_without_log_probs_is_refused(join, stub):
     with pytest.raises(ValueError, match=r"temperature: got 1.0; this engine was started for 0.7 and 0"):
         join(temperature=0.7).generate(PROMPTS, Sampling())
     with pytest.raises(ValueError, match=r"top_p and min_tokens: got 0.9 and 0"):
@@ -219,7 +233,7 @@ def test_a_temperature_whose_log_probs_the_server_does_not_have_is_refused(join,
 # The course's interface.
 
 
-def test_the_courses_dictionary_gives_a_flat_list_a_prompts_samples_side_by_side(join, stub, tokenizer):
+def test_the_courses_dictionary_gives_a_flat_list(join, stub, tokenizer_of_tiny):
     given = dict(COURSE)
     completions = join().generate_completions(PROMPTS, given)
     expected = [choice({"seed": prompt_seed(5, i)}, index) for i in range(3) for index in range(2)]
@@ -228,7 +242,9 @@ def test_the_courses_dictionary_gives_a_flat_list_a_prompts_samples_side_by_side
     assert {c.finish_reason for c in completions} == {"stop"} and given == COURSE
     for body in stub.requests:
         assert (body["n"], body["stop"], body["max_tokens"]) == (2, ["</answer>"], 32)
-        assert body["prompt"] in encode(tokenizer, PROMPTS) and body["stop_token_ids"] == [tokenizer.eos_token_id]
+        assert body["prompt"] in encode(tokenizer_of_tiny, PROMPTS) and body["stop_token_ids"] == [
+            tokenizer_of_tiny.eos_token_id
+        ]
 
 
 def test_any_setting_of_the_endpoint_is_passed_on(join, stub):
@@ -236,7 +252,7 @@ def test_any_setting_of_the_endpoint_is_passed_on(join, stub):
     assert stub.requests[0]["top_k"] == 5 and stub.requests[0]["include_stop_str_in_output"] is True
 
 
-def test_without_a_seed_two_calls_differ_and_another_server_repeats_them(join):
+def test_without_a_seed_two_calls_differ(join):
     params = {name: value for name, value in COURSE.items() if name != "seed"}
     server, same, other = join(seed=1), join(seed=1), join(seed=2)
     calls = [server.generate_completions(PROMPTS, params) for _ in range(2)]
@@ -272,7 +288,7 @@ def test_batch_size_bounds_the_prompts_under_way(join, stub):
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])
-def test_what_the_server_refuses_is_the_callers_error_and_the_server_stays_usable(join, stub, status):
+def test_what_the_server_refuses_is_the_callers_error(join, stub, status):
     server = join()
     stub.answer = lambda path, body: (status, '{"message": "min_p must be in [0, 1], got 7"}')
     with pytest.raises(ValueError, match=r"refuses what /v1/completions was given: .*min_p must be in .* got 7"):
@@ -330,7 +346,8 @@ class Weights:
         pass
 
 
-def test_old_keys_and_values_are_forgotten_after_the_weights_and_before_the_next_sample(join, stub, tiny_gpt2):
+@pytest.mark.field_report("C01")
+def test_old_keys_and_values_are_forgotten_after_the_weights(join, stub, tiny_gpt2):
     server = join()
     server._weights = Weights(stub)
     for _ in range(2):
@@ -350,6 +367,7 @@ def test_a_server_that_does_not_forget_is_of_no_use(join, stub, tiny_gpt2):
 # A server of our own.
 
 
+@pytest.mark.slow
 def test_our_own_server_runs_until_it_is_stopped(launch, tmp_path):
     server = launch(f"import os; print('owner', os.environ['{OWNER}']); import stub_vllm; stub_vllm.main()")
     with pytest.raises(ZeroDivisionError), server:
@@ -362,7 +380,8 @@ def test_our_own_server_runs_until_it_is_stopped(launch, tmp_path):
     assert f"owner {os.getpid()}" in log and "--dtype auto --seed 0 --max-model-len 2048" in log
 
 
-def test_a_server_that_is_entered_again_ends_with_the_outermost_exit(launch):
+@pytest.mark.slow
+def test_the_outermost_exit_ends_a_server_entered_twice(launch):
     with launch() as server:
         process = server._process.pid
         with pytest.raises(ZeroDivisionError), server as same:
@@ -374,27 +393,34 @@ def test_a_server_that_is_entered_again_ends_with_the_outermost_exit(launch):
         server.generate(PROMPTS, Sampling())
 
 
-def test_a_killed_server_is_dead_says_its_last_words_and_starts_again_on_its_port(launch):
+@pytest.mark.slow
+@pytest.mark.field_report("C08")
+def test_a_killed_server_starts_again_on_its_port(launch):
     server = launch(port=free_port()).start()
     assert server.generate(PROMPTS, Sampling())  # a connection that is kept
-    before, process = server.generate(PROMPTS, Sampling(seed=3)), server._process.pid
-    os.kill(process, signal.SIGKILL)
-    with pytest.raises(EngineDeadError, match=r"(?s)does not answer: .*server\.log:\na stub of vLLM"):
-        server.generate(PROMPTS, Sampling())
-    port = server.port
-    server.restart()
+    before, process, port = server.generate(PROMPTS, Sampling(seed=3)), server._process.pid, server.port
+    with socket.create_connection(("127.0.0.1", port)) as kept:  # and another client's
+        kept.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert kept.recv(100).startswith(b"HTTP/1.1 200")
+        os.kill(process, signal.SIGKILL)
+        with pytest.raises(EngineDeadError, match=r"(?s)does not answer: .*server\.log:\na stub of vLLM"):
+            server.generate(PROMPTS, Sampling())
+        server.restart()
     assert server.port == port and server._process.pid != process
     assert server.generate(PROMPTS, Sampling(seed=3)) == before
 
 
+@pytest.mark.field_report("C08")
 def test_a_port_that_is_taken_is_named(launch, stub, monkeypatch):
-    monkeypatch.setattr(server_process, "SECONDS_FOR_A_PORT", 0)
+    assert processes.SECONDS_FOR_A_PORT < 5  # an orphan ends within two
+    monkeypatch.setattr(processes, "SECONDS_FOR_A_PORT", 0)
     server = launch(port=stub.port)
     with pytest.raises(ValueError, match=f"port: {stub.port} is taken by another program; None takes a free one"):
         server.start()
     assert server._process is None and not stub.received
 
 
+@pytest.mark.slow
 def test_a_port_that_becomes_free_is_waited_for(launch):
     with StubVLLM("another", "another").running() as other:
         server = launch(port=other.port)
@@ -403,6 +429,7 @@ def test_a_port_that_becomes_free_is_waited_for(launch):
     assert server.served_model.startswith("rlhelpers-")
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_is_told_with_the_end_of_its_log(launch, tmp_path):
     (tmp_path / "server.log").write_text("an earlier failure\n", encoding="utf-8")
     server = launch("import sys; print('there is no such model'); sys.exit(3)", startup_timeout=300)
@@ -412,6 +439,7 @@ def test_a_command_that_fails_is_told_with_the_end_of_its_log(launch, tmp_path):
     assert server._process is None
 
 
+@pytest.mark.slow
 def test_a_server_that_takes_too_long_is_ended(launch, monkeypatch):
     server = launch("import time; print('loading', flush=True); time.sleep(600)", startup_timeout=3)
     started = []
@@ -426,6 +454,7 @@ def test_a_server_that_takes_too_long_is_ended(launch, monkeypatch):
     wait_until(lambda: not is_alive(started[0]))
 
 
+@pytest.mark.slow
 def test_a_server_whose_start_is_interrupted_is_ended(launch, monkeypatch):
     started = []
 
@@ -451,6 +480,32 @@ def test_the_command_is_vllms(launch, monkeypatch):
     assert "--load-format dummy" in flags and "--seed 4" in flags and "--host 127.0.0.1" in flags
 
 
+def test_the_settings_on_two_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    server = VLLMServer(str(paths.TINY), gpu=1, gpu_memory_utilization=0.8)
+    assert server.weight_backend == "nccl"
+    assert server._arguments["weight_transfer_config"] == {"backend": "nccl"}
+    assert server._arguments["gpu_memory_utilization"] == 0.8  # unless the size of its cache is given
+    assert VLLMServer(str(paths.TINY), kv_cache_gib=2)._arguments["gpu_memory_utilization"] == 0.01
+    assert not {"enforce_eager", "kv_cache_memory_bytes", "enable_chunked_prefill"} & server._arguments.keys()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")  # as a scheduler gives them out
+    assert VLLMServer(str(paths.TINY), gpu=1)._environment["CUDA_VISIBLE_DEVICES"] == "3"
+    with pytest.raises(ValueError, match="engine_gpu: got 2; CUDA_VISIBLE_DEVICES shows 2 GPUs"):
+        VLLMServer(str(paths.TINY), gpu=2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    server = VLLMServer(str(paths.TINY), gpu=1)
+    assert server._environment["CUDA_VISIBLE_DEVICES"] == "1"
+    assert server._environment["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "TORCHDYNAMO_DISABLE" not in server._environment
+
+
+def test_the_settings_on_one_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    server = VLLMServer(str(paths.TINY), gpu=0, weight_backend="ipc")
+    assert server._environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] == "1"
+
+
 @pytest.mark.parametrize(
     ("params", "message"),
     [
@@ -470,11 +525,161 @@ def test_sampling_params_that_are_not_the_callers_to_give(join, stub, params, me
 
 
 @pytest.mark.parametrize("port", [0, -1, 99999, "8000"])
-def test_what_is_no_port(tokenizer, port):
+def test_what_is_no_port(tokenizer_of_tiny, port):
     with pytest.raises(ValueError, match=f"port: got {port!r}; accepted is None or a whole number from 1 to 65535"):
-        VLLMServer(str(paths.TINY), port=port, tokenizer=tokenizer)
+        VLLMServer(str(paths.TINY), port=port, tokenizer=tokenizer_of_tiny)
 
 
 def test_what_is_no_model(tmp_path):
     with pytest.raises(ValueError, match=r"model_id: got .*; accepted is a directory with a model and its tokenizer"):
         VLLMServer(str(tmp_path))
+
+
+# What people met with vLLM and its clients.
+
+
+def answers(stub, *choices, **common):
+    """The stub answers each request for completions with these choices."""
+    full = [{"index": i, "finish_reason": "stop", **common, **given} for i, given in enumerate(choices)]
+    text = json.dumps({"choices": full})
+    stub.answer = lambda path, body: (200, text) if path == "/v1/completions" else None
+
+
+def sampled(text, token_ids, **more):
+    return {"text": text, "token_ids": token_ids, "logprobs": {"token_logprobs": [-1.0] * len(token_ids)}, **more}
+
+
+def with_stop_string(body, index):
+    """As vLLM does it: the ids are what was sampled, the text ends before the stop string or after it."""
+    text = "2 </think> <answer> 2 </answer>"
+    kept = text if body.get("include_stop_str_in_output") else text.removesuffix(body["stop"][0])
+    return choice(body, index) | {"text": kept, "stop_reason": body["stop"][0]}
+
+
+@pytest.mark.field_report("C10")
+def test_the_stop_string_stays_so_that_the_reward_sees_it(server, stub, monkeypatch):
+    """By the engine, and by the course's dictionary unless it says otherwise."""
+    monkeypatch.setattr("stub_vllm.choice", with_stop_string)
+    reward = Grader(R1, judge_answer)
+    [rollout] = server.generate(R1_PROMPTS[:1], Sampling(stop=R1.stop, seed=1))
+    [same] = server.generate_completions(R1_PROMPTS[:1], {"n": 1, "stop": [R1.stop], "seed": 1})
+    for completion in (rollout.completions[0], same):
+        assert reward(completion.text, "2")["reward"] == 1
+        assert (completion.finish_reason, len(completion.token_ids)) == ("stop", 3)
+    cut = {"n": 1, "stop": [R1.stop], "seed": 1, "include_stop_str_in_output": False}
+    assert server.generate_completions(R1_PROMPTS[:1], cut)[0].text.endswith("<answer> 2 ")
+
+
+@pytest.mark.field_report("C10")
+def test_a_server_that_cuts_the_stop_string_is_refused(server, stub):
+    answers(stub, sampled("2 </think> <answer> 2 ", [5, 6], stop_reason="</answer>"))
+    with pytest.raises(RuntimeError, match="cut the stop string '</answer>'"):
+        server.generate(R1_PROMPTS[:1], Sampling(stop=R1.stop))
+
+
+@pytest.mark.field_report("C11")
+def test_a_prompt_without_room_is_left_out_and_counted(server, stub, tiny_gpt2, tokenizer):
+    """A run leaves problems out beforehand, so that groups stay whole; a call of the engine is refused as a whole, with
+    the lengths.  A server that was joined may have less room than the model."""
+    problems = [Problem("a b c d", "1")] * 7 + [Problem("a " * 30, "1")]
+    sizes = {"group_size": 2, "rollout_batch_size": 14, "train_batch_size": 14}
+    config = make_config(quick=True, prompt="question_only", max_tokens=4, **sizes)
+    run = Run(config, Task("t", problems, problems, judge_answer), tiny_gpt2(), tokenizer, None)
+    assert (len(run.train_problems), len(run.val_problems), run.too_long) == (7, 7, 2)
+    server.stop()
+    stub.models[0]["max_model_len"] = 200
+    server.start()
+    with pytest.raises(ValueError, match=r"prompt 7 has \d+ tokens; with max_tokens=64 it must fit .* context of 200"):
+        server.generate([*R1_PROMPTS[:7], "long " * 190], Sampling())
+    assert not stub.requests
+    stub.answer = lambda path, body: (400, "the prompt is too long") if body["seed"] == prompt_seed(0, 7) else None
+    with pytest.raises(ValueError, match="refuses what /v1/completions was given: the prompt is too long"):
+        server.generate(R1_PROMPTS, Sampling(max_tokens=2))
+
+
+@pytest.mark.field_report("C12")
+def test_what_was_cut_off_is_marked_and_counted(server, stub):
+    """It is graded and trained on like any other: there is no mask for it."""
+    text = r"so </think> <answer> 2 </answer> and then"
+    answers(stub, sampled(text, [5, 6]), sampled(text, [5, 7], finish_reason="length"))
+    samples = flatten([Problem("1+1?", "2")], server.generate(R1_PROMPTS[:1], Sampling(n=2)))
+    rows = rows_to_read(samples, Grader(R1, judge_answer))
+    assert [row["finish_reason"] for row in rows] == ["stop", "length"] and [row["tokens"] for row in rows] == [2, 2]
+    assert truncated_fraction(samples) == 0.5 and [row["reward"] for row in rows] == [1, 1]
+
+
+@pytest.mark.field_report("C13")
+def test_every_seed_and_every_step_samples_its_own(server, stub):
+    """There is one server for a run, whose seed config.yaml has and every request's follows from."""
+
+    def draw(seed, step):
+        sampling = Sampling(n=2, seed=derive_seed(seed, "train", step))
+        return [c.token_ids for r in server.generate(R1_PROMPTS[:2], sampling) for c in r.completions]
+
+    drawn = {(seed, step): draw(seed, step) for seed in (0, 1) for step in (1, 2)}
+    assert len({tuple(ids) for rows in drawn.values() for ids in rows}) == 16
+    assert len({body["seed"] for body in stub.requests}) == 8
+    assert all(draw(*key) == rows for key, rows in drawn.items())
+
+
+@pytest.mark.field_report("C15")
+def test_the_server_reads_the_trainers_ids_and_no_second_bos(server, stub, tokenizer_of_tiny):
+    """Ids are sent, not text; a server that says that it read others is refused, and so is one with another
+    tokenizer."""
+    prompt = f"{tokenizer_of_tiny.eos_token}User: hello"
+    ids = tokenizer_of_tiny.encode(prompt, add_special_tokens=False)
+    [rollout] = server.generate([prompt], Sampling())
+    assert stub.requests[0]["prompt"] == rollout.prompt_token_ids == ids and ids[0] == tokenizer_of_tiny.eos_token_id
+    answers(stub, sampled("x", [5], prompt_token_ids=[ids[0], *ids]))
+    with pytest.raises(RuntimeError, match="read other token ids than the prompt's; one more in front is a second BOS"):
+        server.generate([prompt], Sampling())
+    server.stop()
+    stub.tokenize = lambda text: [1, 2, 3]
+    with pytest.raises(ValueError, match=f"port: the server at {stub.port} serves 'a policy' with another tokenizer"):
+        server.start()
+
+
+@pytest.mark.field_report("C16")
+def test_where_nobody_listens_it_is_said_and_given_up(tokenizer_of_tiny, capsys, monkeypatch):
+    """By the name of this machine alone; proxies are not asked."""
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    settings = {"launch_server": False, "startup_timeout": 0.5, "tokenizer": tokenizer_of_tiny, "port": free_port()}
+    for host in ("localhost", "127.0.0.1"):
+        server = VLLMServer(str(paths.TINY), host=host, **settings)
+        with pytest.raises(RuntimeError, match=rf"at 127.0.0.1:{server._wanted_port} within startup_timeout=0.5 s"):
+            server.start()
+        assert f"Waiting for the vLLM server at 127.0.0.1:{settings['port']}, at most 0.5 s" in capsys.readouterr().err
+    for host in ("0.0.0.0", "::1", "::", "", "example.org", None):
+        with pytest.raises(ValueError, match=rf"host: got {host!r}; accepted are 127.0.0.1 and localhost"):
+            VLLMServer(str(paths.TINY), host=host, **settings)
+
+
+@pytest.mark.field_report("C16")
+def test_a_server_that_never_answers_is_given_up(tokenizer_of_tiny):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        settings = {"launch_server": False, "startup_timeout": 0.5, "tokenizer": tokenizer_of_tiny}
+        with pytest.raises(RuntimeError, match=rf"127.0.0.1:{port} within startup_timeout=0.5 s"):
+            VLLMServer(str(paths.TINY), port=port, **settings).start()
+        with pytest.raises(EngineDeadError, match=r"the vLLM server hangs: /path was not answered within 0.2 s"):
+            VLLMClient(f"http://127.0.0.1:{port}")._post("/path", None, 0.2)
+
+
+@pytest.mark.field_report("C17")
+def test_an_answer_without_ids_or_log_probs_is_an_error(server, stub):
+    """Text is never encoded again: it may come to other tokens than were sampled."""
+    five = {"token_logprobs": [-1.0] * 5}
+    for given, message in (
+        ({"text": "a b c", "logprobs": five}, "of another form: KeyError"),
+        ({"text": "a b c", "logprobs": five, "token_ids": None}, "of another form: TypeError"),
+        ({"text": "a b c", "logprobs": None, "token_ids": [1, 2, 3]}, "of another form: TypeError"),
+        ({"text": "a b c", "logprobs": five, "token_ids": [1, 2, 3]}, "5 log-probs for 3 tokens"),
+    ):
+        answers(stub, given)
+        with pytest.raises(RuntimeError, match=message):
+            server.generate(R1_PROMPTS[:1], Sampling())
+    for text in ("<html>", "[]", "7"):
+        stub.answer = lambda path, body, text=text: (200, text)
+        with pytest.raises(RuntimeError, match=r"answered /v1/completions with no JSON object|of another form"):
+            server.generate(R1_PROMPTS[:1], Sampling())

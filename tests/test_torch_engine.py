@@ -2,14 +2,16 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
+from bad_input import NOT_A_LIST, NOT_WHOLE, SOMETHING_ELSE, Row, check_refusal, name_of
 
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
-from rlhelpers.rollouts.torch_engine import draw_tokens, end_of_text_ids, keep_nucleus
+from rlhelpers.rollouts.torch_engine import draw_tokens, keep_nucleus
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,7 +43,7 @@ def test_shape_and_order(engine):
             assert (completion.finish_reason == "length") <= (len(completion.token_ids) == 12)
 
 
-def test_a_seed_gives_the_same_samples_and_another_gives_others(engine):
+def test_a_seed_repeats_its_samples_and_another_gives_others(engine):
     first, again = (engine.generate(PROMPTS, Sampling(n=4, max_tokens=16, seed=5)) for _ in range(2))
     other = engine.generate(PROMPTS, Sampling(n=4, max_tokens=16, seed=6))
     assert first == again
@@ -53,7 +55,7 @@ def test_the_same_prompt_twice_shares_no_random_numbers(engine):
     assert len(set(texts(rollouts))) > 4
 
 
-def test_samples_depend_neither_on_the_chunk_nor_on_who_leaves_the_batch(tiny):
+def test_samples_depend_on_no_other_row(tiny):
     sampling = Sampling(n=4, max_tokens=24, stop=".", seed=1)
     whole = TorchEngine(*tiny).generate(PROMPTS, sampling)
     in_pieces = TorchEngine(*tiny, max_rows=4).generate(PROMPTS, sampling)
@@ -90,7 +92,7 @@ def test_log_probs_are_those_that_the_trainer_computes(engine, temperature):
         torch.testing.assert_close(scored[i][batch["response_mask"][i]], sampled, atol=2e-5, rtol=0)
 
 
-def test_the_stop_string_ends_the_text_and_token_ids_stay_exact(engine):
+def test_the_stop_string_ends_the_text(engine):
     rollouts = engine.generate(PROMPTS[:1], Sampling(n=16, max_tokens=60, stop="answer", seed=2))
     stopped = [c for c in rollouts[0].completions if "answer" in c.text]
     assert stopped
@@ -145,8 +147,8 @@ def test_drawing_follows_the_distribution():
     """10,000 draws from known probabilities: each share within four standard errors."""
     probabilities = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     n = 10_000
-    luck = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    tokens, log_probs = draw_tokens(probabilities.log().expand(n, -1), luck, Sampling())
+    uniforms = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    tokens, log_probs = draw_tokens(probabilities.log().expand(n, -1), uniforms, Sampling())
     shares = torch.bincount(tokens, minlength=5) / n
     assert ((shares - probabilities).abs() <= 4 * (probabilities * (1 - probabilities) / n).sqrt()).all()
     torch.testing.assert_close(log_probs, probabilities.log()[tokens])
@@ -163,41 +165,59 @@ def test_all_end_of_text_ids_count(tiny_gpt2, tokenizer):
     """Three of sixteen tokens end a text, so sixteen samples see each of them."""
     model = tiny_gpt2(torch.float32)
     model.generation_config.eos_token_id = [5, 9]
-    assert end_of_text_ids(model, tokenizer) == [1, 5, 9]
     (rollout,) = TorchEngine(model, tokenizer).generate(["a b"], Sampling(n=64, max_tokens=16))
     ended = [c.token_ids for c in rollout.completions if c.finish_reason == "stop"]
     assert {ids[-1] for ids in ended} == {1, 5, 9}
     assert not any({1, 5, 9} & set(ids[:-1]) for ids in ended)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("n", 0),
-        ("temperature", -1.0),
-        ("temperature", float("nan")),
-        ("top_p", 0.0),
-        ("top_p", 1.5),
-        ("max_tokens", 0),
-        ("min_tokens", 65),
-        ("stop", ""),
-        ("stop", 5),
-        ("n", 1.5),
-        ("temperature", "1"),
-        ("temperature", 1e-300),
-        ("seed", "a"),
-    ],
-)
-def test_bad_sampling_is_named(field, value):
-    with pytest.raises(ValueError, match=f"{field}: got"):
-        Sampling(**{field: value})
+ROWS = [
+    Row("TorchEngine", "model", SOMETHING_ELSE, "policy: got "),
+    Row("TorchEngine", "tokenizer", SOMETHING_ELSE),
+    Row("TorchEngine", "max_rows", [*NOT_WHOLE, 0]),
+    Row("TorchEngine.sync_weights", "policy", SOMETHING_ELSE),
+    Row("TorchEngine.generate", "prompts", NOT_A_LIST),
+    Row("TorchEngine.generate", "prompts", [["a", None], ["a", [3]], np.ones(2), [3]], "prompts: number "),
+    Row("TorchEngine.generate", "prompts", [["a", ""]], "prompt 1 is empty"),
+    Row("TorchEngine.generate", "prompts", [["a " * 31]], "prompt 0 has 31 tokens; with max_tokens=2 it must fit"),
+    Row("TorchEngine.generate", "sampling", SOMETHING_ELSE),
+]
 
 
-def test_a_prompt_that_does_not_fit_is_named_before_anything_is_sampled(engine):
+@pytest.fixture
+def good(tiny_gpt2, tokenizer):
+    """Good arguments of each function."""
+    model = tiny_gpt2()
+    engine = TorchEngine(model, tokenizer)
+    return {
+        "TorchEngine": (TorchEngine, {"model": model, "tokenizer": tokenizer, "max_rows": 4}),
+        "TorchEngine.sync_weights": (engine.sync_weights, {"policy": model}),
+        "TorchEngine.generate": (engine.generate, {"prompts": ["a b", "c"], "sampling": Sampling(max_tokens=2)}),
+    }
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_bad_input_is_refused_by_name(good, row):
+    check_refusal(good, row)
+
+
+def test_a_prompt_that_just_fits_is_sampled_from(good):
+    generate, arguments = good["TorchEngine.generate"]
+    [rollout] = generate(["a " * 30], arguments["sampling"])
+    assert len(rollout.prompt_token_ids) == 30 and 1 <= len(rollout.completions[0].token_ids) <= 2
+
+
+def test_a_refused_policy_leaves_the_engine_as_it_is(good):
+    sync = good["TorchEngine.sync_weights"][0]
+    before = sync.__self__.model
+    with pytest.raises(ValueError, match="policy: got None"):
+        sync(None)
+    assert sync.__self__.model is before
+
+
+def test_a_prompt_that_does_not_fit_is_named(engine):
     with pytest.raises(ValueError, match=r"prompt 1 has \d+ tokens; with max_tokens=64 it must fit .* 2048"):
         engine.generate(["User:", "word " * 2500], Sampling())
-    with pytest.raises(ValueError, match="prompt 0 is empty"):
-        engine.generate([""], Sampling())
 
 
 def test_no_prompts_give_no_rollouts(engine):

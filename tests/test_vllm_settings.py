@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhelpers.rollouts import Completion, Sampling
-from rlhelpers.rollouts.vllm_plugin import OWNER
+from rlhelpers.rollouts.processes import OWNER
 from rlhelpers.rollouts.vllm_settings import (
     as_completion,
     as_flags,
@@ -16,6 +16,7 @@ from rlhelpers.rollouts.vllm_settings import (
     launch_environment,
     prompt_seed,
     request_parameters,
+    visible_device,
 )
 
 SEEDS = st.integers(0, 2**63 - 1)
@@ -46,7 +47,7 @@ def test_no_two_samples_of_a_call_share_a_seed(seed, prompts, n):
 
 @settings(deadline=None)
 @given(seed=SEEDS, other=SEEDS, prompt=st.integers(0, 10_000))
-def test_a_prompts_seed_is_one_that_vllm_takes_and_follows_from_the_calls_seed(seed, other, prompt):
+def test_a_prompts_seed_follows_from_the_calls_seed(seed, other, prompt):
     assert 0 <= prompt_seed(seed, prompt) < 2**63 - 10_000  # int64, with the samples' numbers added
     assert (prompt_seed(seed, prompt) == prompt_seed(other, prompt)) == (seed == other)
 
@@ -147,3 +148,13 @@ def test_temperatures_whose_log_probs_vllm_has():
         ValueError, match=r"top_p and min_tokens: got 0.5 and 0; vLLM at temperature 0.7 accepts 1 and 0"
     ):
         check_temperature(Sampling(temperature=0.7, top_p=0.5), 0.7)
+
+
+@pytest.mark.parametrize(
+    ("visible", "index", "expected"), [(None, 1, "1"), ("3,5", 1, "5"), ("GPU-a,GPU-b", 0, "GPU-a")]
+)
+def test_a_child_sees_the_policys_gpu_alone(monkeypatch, visible, index, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert visible_device(index) == expected

@@ -1,10 +1,4 @@
-"""What every rollout engine takes and gives.
-
-Whether an engine's rollouts can be what it was asked for.
-
-What is wrong here would train on quietly: a group that is too small, a token that the policy does not know, a log-prob
-that is no number, or one sample in n copies, whose advantages are all zero.
-"""
+"""What every rollout engine takes and gives, and whether what it gave can have been sampled."""
 
 from __future__ import annotations
 
@@ -19,13 +13,20 @@ from rlhelpers.checks import check_texts, refused
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+PROBE = "Question: what is 17 + 25?\nAnswer:"  # the prompt used to verify the engine's weights
+CHANCE_OF_COPIES = 1e-12  # a group of copies less likely than this shares a seed
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample.  `n` completions per prompt; temperature 0 is greedy; `top_p` keeps the smallest set of tokens
-    with at least that probability; sampling ends at an end-of-text token, after `stop` appears in the text (which
-    keeps it), or at `max_tokens`; before `min_tokens` neither of the first two counts.  `seed` decides everything
-    random.  Raises ValueError naming the field."""
+    """How to sample.
+
+    `n`: completions per prompt.  `temperature`: 0 is greedy.  `top_p`: the smallest set of tokens with at least that
+    probability is kept.  A completion ends at an end-of-text token, after `stop` (which the text keeps), or at
+    `max_tokens`; the first two do not count before `min_tokens`.  `seed` decides everything random.
+
+    Raises ValueError naming the field.
+    """
 
     n: int = 1
     temperature: float = 1.0
@@ -53,9 +54,12 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Completion:
-    """One sample: `text` ends with the stop string where that ended it and never shows the end-of-text token;
-    `token_ids` are exactly what was sampled, end-of-text included; `log_probs`, one per token id, are those of the
-    whole distribution at the sampling temperature (at temperature 0: at 1), before top_p and min_tokens."""
+    """One sample.
+
+    `text` ends with the stop string where that ended it, and never shows the end-of-text token.  `token_ids` are
+    exactly what was sampled, end-of-text included.  `log_probs`: one per token, under the whole distribution at the
+    sampling temperature (at 1 where that is 0), before top_p and min_tokens.
+    """
 
     text: str
     token_ids: list[int]
@@ -73,25 +77,28 @@ class Rollout:
 
 
 class EngineDeadError(RuntimeError):
-    """The engine is gone, and with it what was being sampled; `restart` and `sync_weights` bring it back."""
+    """The engine is gone, and its unfinished samples too; `restart` and `sync_weights` bring it back."""
 
 
 class RolloutEngine(Protocol):
-    """Samples from the policy whose weights were last given to it.
+    """Samples from the policy whose weights it was given last.
 
-    An engine in another process may raise EngineDeadError from any of these."""
+    An engine in another process may raise EngineDeadError from every method.
+    """
 
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
-        """`sampling.n` completions for each prompt, in the order of the prompts.  The same call gives the same
-        samples; no two rows of a call share random numbers, also when their prompts are equal."""
+        """Return `sampling.n` completions for each prompt, in the order of the prompts.
+
+        The same call gives the same samples.  No two rows share random numbers, even if their prompts are equal.
+        """
         ...
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
-        """From now on sample from these weights, and forget what was computed with others."""
+        """Sample from these weights from now on; forget keys and values of the old ones."""
         ...
 
-    def rest(self) -> None:
-        """Nothing is sampled before the next sync_weights: give back the memory that can be given back."""
+    def sleep(self) -> None:
+        """Free what memory can be freed; nothing is sampled before the next sync_weights."""
         ...
 
     def restart(self) -> None:
@@ -99,12 +106,12 @@ class RolloutEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds.  Safe to call twice."""
+        """Free everything.  Safe to call twice."""
         ...
 
 
 def end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """All ids that end a text: those of the model's generation config and the tokenizer's own."""
+    """Return all ids that end a text: those of the model's generation config and the tokenizer's own."""
     configured = model.generation_config.eos_token_id if model.generation_config is not None else None
     ids = configured if isinstance(configured, list) else [configured]
     return sorted({i for i in [*ids, tokenizer.eos_token_id] if i is not None})
@@ -113,15 +120,12 @@ def end_of_text_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 def encode_prompts(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str], max_tokens: int, context: int
 ) -> list[list[int]]:
-    """The ids that the trainer scores, and so those that every engine reads.  Raises ValueError; see check_context."""
+    """Return the ids of each prompt: those that the trainer scores and every engine reads.
+
+    Raises ValueError for an empty prompt, and for one that leaves no room for max_tokens in the context.
+    """
     check_texts(prompts=prompts)
     prompt_ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
-    check_context(prompt_ids, max_tokens, context)
-    return prompt_ids
-
-
-def check_context(prompt_ids: Sequence[Sequence[int]], max_tokens: int, context: int) -> None:
-    """Raise ValueError where an empty prompt, or one that leaves no room for max_tokens, would be read."""
     for i, ids in enumerate(prompt_ids):
         if not ids:
             raise ValueError(f"prompts: prompt {i} is empty; accepted is a text of at least one token")
@@ -130,16 +134,15 @@ def check_context(prompt_ids: Sequence[Sequence[int]], max_tokens: int, context:
                 f"prompts: prompt {i} has {len(ids)} tokens; with max_tokens={max_tokens} "
                 f"it must fit the model's context of {context}"
             )
-
-
-PROBE = "Question: what is 17 + 25?\nAnswer:"  # what an engine is asked to see that it has the policy it should have
-CHANCE_OF_COPIES = 1e-12
+    return prompt_ids
 
 
 def inspect_rollouts(rollouts: Sequence[Rollout], prompts: Sequence[str], sampling: Sampling, vocabulary: int) -> None:
-    """Raise RuntimeError naming the first thing that is wrong.  `vocabulary`: how many tokens the policy knows.
+    """Raise RuntimeError naming the first rollout that this call cannot have sampled.
 
-    It is no EngineDeadError: to start the engine again would hide the fault.
+    Training on it would go wrong quietly: a group is too small, a token is unknown to the policy, a log-prob is not
+    finite, or a group is one sample in n copies, whose advantages are all zero.  `vocabulary`: the policy's number of
+    tokens.  It is no EngineDeadError, because a restart would hide the fault.
     """
     if [rollout.prompt for rollout in rollouts] != list(prompts):
         raise RuntimeError(f"engine: it gave {len(rollouts)} rollouts, and not one for each of {len(prompts)} prompts")
@@ -169,9 +172,9 @@ def _problem(completion: Completion, sampling: Sampling, vocabulary: int) -> str
 
 
 def _chance_of_copies(completions: Sequence[Completion], sampling: Sampling) -> float:
-    """That of drawing the first completion again and again; 1 where they differ, or where the log-probs are not those
-    of the draw: at temperature 0, with top_p, and with min_tokens."""
+    """Return the probability of drawing the first completion n - 1 times again; 1 where the completions differ."""
     first, *others = completions
+    # Else the log-probs are not those of the draw.
     is_draw = sampling.temperature > 0 and sampling.top_p == 1 and sampling.min_tokens == 0
     if not is_draw or any(other.token_ids != first.token_ids for other in others):
         return 1.0

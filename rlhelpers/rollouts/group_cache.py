@@ -1,9 +1,8 @@
-"""What groups of growing responses have read: what all prompts begin with once, the rest of each prompt once, and room
-for every response.
+"""Keys and values of groups of growing responses, without copies.
 
 Prompts made with one template begin alike, and the rows of a group have one prompt.  So all rows attend to one copy of
-the common beginning, those of a group to one copy of the rest, and a new token is written into room that is already
-there instead of copying what is.
+the common beginning, and the rows of a group to one copy of the rest of their prompt.  A new token is written into
+room that was allocated beforehand, so the cache is not copied when it grows.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,21 +18,20 @@ from rlhelpers.models import cache_argument, common_beginning
 
 
 class GroupCache:
-    """U prompts with n rows each, side by side: row i belongs to prompt i // n.
-
-    `advance` reads one more token of every row; `keep` lays the rows out anew.
-    """
+    """The cache of U prompts with n rows each, side by side: row i belongs to prompt i // n."""
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], n: int, room: int, pad_id: int):
-        """Reads the prompts.  `logits`: (U x n, vocabulary) float32 after their last tokens.  `room`: how many tokens
-        every row may grow by."""
+        """Read the prompts; `logits` are those after their last tokens, (U x n, vocabulary) float32.
+
+        `room`: how many tokens each row may grow by.
+        """
         cache, common = DynamicCache(config=model.config), common_beginning([ids[:-1] for ids in prompt_ids])
         if common:
             self._read(model, torch.tensor([prompt_ids[0][:common]]), torch.ones(1, common, dtype=torch.bool), cache)
             cache.batch_repeat_interleave(len(prompt_ids))
         rest = [list(ids[common:]) for ids in prompt_ids]
         width = max(len(ids) for ids in rest)
-        # Padded on the left, so that all end together.
+        # Padded on the left, so that all prompts end together.
         input_ids = torch.tensor([[pad_id] * (width - len(ids)) + ids for ids in rest])
         is_token = torch.tensor([[False] * (width - len(ids)) + [True] * len(ids) for ids in rest])
         seen = torch.cat([is_token.new_ones(len(rest), common), is_token], dim=1)
@@ -45,7 +43,7 @@ class GroupCache:
         self.layers = [_Layer(layer, common, n, room) for layer in cache.layers]
 
     def _read(self, model: PreTrainedModel, input_ids: Tensor, seen: Tensor, cache: DynamicCache) -> Tensor:
-        """The logits after the last tokens, (prompts, vocabulary) float32; the cache grows."""
+        """Add tokens to the cache; return the logits after the last ones, (prompts, vocabulary) float32."""
         positions = (seen.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
         outputs = model(
             input_ids=input_ids.to(model.device),
@@ -59,7 +57,7 @@ class GroupCache:
 
     @contextmanager
     def growing(self, model: PreTrainedModel) -> Iterator[None]:
-        """The model attends to this cache inside, so that `advance` can be called."""
+        """Make the model attend to this cache inside, as `advance` needs."""
         before = model.config._attn_implementation
         model.set_attn_implementation(ATTENTION)
         try:
@@ -68,7 +66,7 @@ class GroupCache:
             model.set_attn_implementation(before)
 
     def advance(self, model: PreTrainedModel, tokens: Tensor) -> Tensor:
-        """Read one token of each row, (rows,) int64; returns the logits after it, (rows, vocabulary) float32."""
+        """Read one token of each row, (rows,) int64; return the logits after it, (rows, vocabulary) float32."""
         outputs = model(
             input_ids=tokens[:, None],
             position_ids=self.positions[:, None],
@@ -80,16 +78,18 @@ class GroupCache:
         return outputs.logits[:, -1].float()
 
     def keep(self, groups: Tensor, rows: Tensor) -> None:
-        """Go on with these groups, and of them with these rows, the same number of each: (groups,) and
-        (groups x n,) int64."""
+        """Keep only these groups, (groups,) int64, and these of their rows, n of each, (groups x n,) int64."""
         self.positions, self.hidden_padding = self.positions[rows], self.hidden_padding[:, groups]
         for layer in self.layers:
             layer.keep(groups, rows)
 
 
 class _Layer(DynamicLayer):
-    """Keys [0] and values [1] of one layer: `common` (2, heads, tokens, size) of what all prompts begin with, `prompts`
-    (2, heads, U, tokens, size) of the rest of each, `room` (2, heads, rows, tokens, size) of the responses."""
+    """Keys [0] and values [1] of one layer.
+
+    `common` (2, heads, tokens, size): of the common beginning.  `prompts` (2, heads, U, tokens, size): of the rest of
+    each prompt.  `room` (2, heads, rows, tokens, size): of the responses.
+    """
 
     def __init__(self, read: DynamicLayer, common: int, n: int, room: int):
         super().__init__()
@@ -100,7 +100,7 @@ class _Layer(DynamicLayer):
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """The responses' keys and values with these, (rows, heads, 1, size): (heads, rows, tokens, size)."""
+        """Add keys and values (rows, heads, 1, size); return all of the responses', (heads, rows, tokens, size)."""
         end = self.length + key_states.shape[2]
         self.room[0, :, :, self.length : end] = key_states.transpose(0, 1)
         self.room[1, :, :, self.length : end] = value_states.transpose(0, 1)
@@ -119,7 +119,7 @@ class _Layer(DynamicLayer):
 
 
 def group_attention(module, query: Tensor, key: Tensor, value: Tensor, attention_mask, *, scaling, group_cache, **_):
-    """Softmax over the keys of the common beginning, of the rest of the prompt, which a group shares, and of the row.
+    """Attend to the common beginning, to the rest of the group's prompt, and to the row's own tokens, in one softmax.
 
     query (rows, heads, 1, size); key and value of the rows' own, (key heads, rows, tokens, size): see _Layer.update.
     Returns (rows, 1, heads, size).

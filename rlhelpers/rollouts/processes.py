@@ -1,6 +1,4 @@
-"""A server in a process group of its own, with its log in a file.
-
-Waiting for another process without waiting for ever."""
+"""Processes beside this one: a server with its log, ports, output, and waits that end."""
 
 import atexit
 import math
@@ -12,18 +10,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
+
 from rlhelpers.rollouts.engine import EngineDeadError
 
+T = TypeVar("T")
 SECONDS_TO_STOP = 15
 SECONDS_FOR_A_PORT = 3  # a server whose owner was killed ends within two
+OWNER = "RLHELPERS_VLLM_OWNER"
 
 
 class ServerProcess:
-    """Runs `command` until `stop`, or until this process exits.  What it prints is appended to `log`."""
+    """Runs `command` until `stop`, or until this process exits.  Its output is appended to `log`."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
         self.log = Path(log)
@@ -36,7 +38,7 @@ class ServerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a group of its own, so that its children end with it
+                start_new_session=True,  # a process group of its own, so that its children end with it
             )
         self.pid = self._process.pid
         atexit.register(self.stop)
@@ -47,30 +49,30 @@ class ServerProcess:
         return self._process.poll()
 
     def tail(self, lines: int = 20) -> str:
-        """The last lines that this process wrote."""
+        """Return the last lines that this process wrote."""
         with open(self.log, "rb") as file:
             file.seek(self._start)
             text = file.read().decode("utf-8", errors="replace")
         return "\n".join(text.splitlines()[-lines:])
 
     def stop(self) -> None:
-        """End the whole group: politely, and after a while by force.  Safe to call twice."""
+        """End the whole process group: by SIGTERM, and after SECONDS_TO_STOP by SIGKILL.  Safe to call twice."""
         deadline = time.monotonic() + SECONDS_TO_STOP
         try:
             self._signal(signal.SIGTERM)
             while self._group_lives() and time.monotonic() < deadline:
                 time.sleep(0.05)
-        finally:  # an interrupt does not save it
+        finally:  # also after an interrupt
             self._signal(signal.SIGKILL)
             self._process.wait(SECONDS_TO_STOP)
             atexit.unregister(self.stop)
 
     def _group_lives(self) -> bool:
-        self._process.poll()  # a dead child that nobody has asked for still counts as a member
+        self._process.poll()  # a zombie counts as a member until it is waited for
         return self._signal(0)
 
     def _signal(self, number: int) -> bool:
-        """False where the group is gone."""
+        """Return False where the group is gone."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
@@ -78,9 +80,49 @@ class ServerProcess:
         return True
 
 
+def owner_environment() -> dict[str, str]:
+    """Return the variable that makes this process the owner of vLLM's processes; see `end_with_owner`."""
+    return {OWNER: str(os.getpid())}
+
+
+def end_with_owner() -> None:
+    """End this process when its owner, an ancestor, is gone; do nothing where it has none.
+
+    A process that is killed cannot end its children, and vLLM's would keep a GPU's memory for ever.
+    """
+    owner = int(os.environ.get(OWNER) or os.getpid())
+    if owner != os.getpid():
+        threading.Thread(target=_watch, args=(owner,), daemon=True).start()
+
+
+def _watch(pid: int) -> None:
+    with suppress(psutil.NoSuchProcess):
+        # An ancestor: a later process with the owner's number is none.
+        owner = next((process for process in psutil.Process().parents() if process.pid == pid), None)
+        # is_running compares ticks since the machine started: the clock may be set while this runs.
+        while owner is not None and owner.is_running() and owner.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(1)
+    os._exit(1)  # at once, whatever this process does
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the child processes that are started inside."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 @contextmanager
 def output_to(log: Path) -> Iterator[None]:
-    """What this process and children that start inside write to their standard output and error goes to `log`."""
+    """Send standard output and error to `log`: this process's, and that of children which start inside."""
     log.parent.mkdir(parents=True, exist_ok=True)
     # Not closed: loggers that are made inside go on writing to it.
     file = open(log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115
@@ -90,7 +132,7 @@ def output_to(log: Path) -> Iterator[None]:
     try:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        with redirect_stdout(file), redirect_stderr(file):  # which in a notebook are no files
+        with redirect_stdout(file), redirect_stderr(file):  # in a notebook, sys.stdout is no file
             yield
     finally:
         for number, copy in enumerate(before, start=1):
@@ -99,14 +141,17 @@ def output_to(log: Path) -> Iterator[None]:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
+    """Return a port that nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
 
 
 def wait_for_port(host: str, port: int) -> None:
-    """What a process has just left may be busy for a moment.  Raises ValueError naming the port."""
+    """Wait until a port is free: a process that has just ended may hold it for a moment.
+
+    Raises ValueError naming the port after SECONDS_FOR_A_PORT.
+    """
     deadline = time.monotonic() + SECONDS_FOR_A_PORT
     while not is_free(host, port):
         if time.monotonic() > deadline:
@@ -116,7 +161,7 @@ def wait_for_port(host: str, port: int) -> None:
 
 def is_free(host: str, port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was left a moment ago is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closed connections that linger do not count
         try:
             probe.bind((host, port))
         except OSError:
@@ -124,13 +169,11 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-T = TypeVar("T")
+def with_timeout(action: Callable[[], T], seconds: float = math.inf, is_dead: Callable[[], bool] = lambda: False) -> T:
+    """Return the action's result, or raise its error.
 
-
-def bounded(action: Callable[[], T], seconds: float = math.inf, is_dead: Callable[[], bool] = lambda: False) -> T:
-    """The action's result, or its error.  It has a thread of its own, which is left behind where it never returns.
-
-    Raises EngineDeadError after `seconds`, or when `is_dead` says that nobody will answer any more.
+    Raises EngineDeadError after `seconds`, and when `is_dead` says that nobody will answer any more.  The action runs
+    in a thread of its own, which is left behind if it never returns.
     """
     outcome = {}
 

@@ -1,8 +1,8 @@
 """The in-process engine: plain torch on a transformers model and its cache.
 
-Each prompt is read once, and its G rows share its keys and values where the model allows it; all rows of a chunk grow
-by one token per forward pass, and rows that are done leave.  What it leaves out: continuous batching, paged memory, and
-anything else that makes a server; see the vLLM engines for those.
+Each prompt is read once, and its G rows share its keys and values where the model allows it.  All rows of a chunk grow
+by one token per forward pass; rows that are done leave.  Left out: continuous batching, paged memory and everything
+else that makes a server; see the vLLM engines for those.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import
 class TorchEngine:
     """A `RolloutEngine` that samples with the policy's own module, on its device.
 
-    `max_rows` bounds how many rows are sampled at a time, but those of one prompt stay together; it changes memory and
-    speed, not the samples.  Raises ValueError naming an argument that is of another kind.
+    `max_rows`: how many rows are sampled at a time, except that the rows of one prompt stay together.  It changes
+    memory and speed, not the samples.  Raises ValueError naming an argument of another kind.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_rows: int = 256):
@@ -38,16 +38,16 @@ class TorchEngine:
         self.sync_weights(model)
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
-        """The policy lives in this process: sampling from it needs no copy."""
+        """Sample from this policy from now on; it lives in this process, so no weight is copied."""
         check_has("generation_config", "a language model of transformers", policy=policy)
         self.model = policy
         self.eos_ids = end_of_text_ids(policy, self.tokenizer)
 
-    def rest(self) -> None:
-        """The policy's weights are in use, and the cache lives only while it samples."""
+    def sleep(self) -> None:
+        """Do nothing: the weights are the policy's, and the cache lives only while it samples."""
 
     def restart(self) -> None:
-        """There is nothing to start."""
+        """Do nothing: there is no other process."""
 
     def close(self) -> None:
         self.model = None
@@ -58,34 +58,34 @@ class TorchEngine:
         check_kind(Sampling, "a Sampling", sampling=sampling)
         context = self.model.config.max_position_embeddings
         prompt_ids = encode_prompts(self.tokenizer, prompts, sampling.max_tokens, context)
-        # One uniform number for each row and token, drawn before anything else: a row's luck depends neither on
-        # its neighbours nor on when they finish.
+        # One uniform number for each row and token, drawn beforehand: a row's samples depend neither on its neighbours
+        # nor on when they finish.
         generator = torch.Generator().manual_seed(sampling.seed)
         shape = len(prompts), sampling.n, sampling.max_tokens
-        luck = torch.rand(shape, dtype=torch.float64, generator=generator)
+        uniforms = torch.rand(shape, dtype=torch.float64, generator=generator)
         chunk, completions = max(1, self.max_rows // sampling.n), []
         with eval_mode(self.model):
             for start in range(0, len(prompts), chunk):
                 rows = slice(start, start + chunk)
-                completions += self._sample(prompt_ids[rows], luck[rows].flatten(0, 1), sampling)
+                completions += self._sample(prompt_ids[rows], uniforms[rows].flatten(0, 1), sampling)
         groups = [completions[i : i + sampling.n] for i in range(0, len(completions), sampling.n)]
         return [Rollout(*row) for row in zip(prompts, prompt_ids, groups, strict=True)]
 
-    def _sample(self, prompt_ids: list[list[int]], luck: Tensor, sampling: Sampling) -> list[Completion]:
-        """Completions of one chunk, a prompt's rows side by side."""
+    def _sample(self, prompt_ids: list[list[int]], uniforms: Tensor, sampling: Sampling) -> list[Completion]:
+        """Return the completions of one chunk, those of one prompt side by side."""
         from rlhelpers.rollouts.group_cache import GroupCache  # here, because it imports transformers
 
         make_cache = GroupCache if can_group(self.model) else PlainCache
         pad_id = self.eos_ids[0] if self.eos_ids else 0
         cache = make_cache(self.model, prompt_ids, sampling.n, sampling.max_tokens, pad_id)
         logits, device = cache.logits, cache.logits.device
-        written = _Written(len(luck), sampling, self.tokenizer, self.eos_ids, logits.shape[-1])
-        slots, luck = torch.arange(len(luck)).view(-1, sampling.n), luck.to(device)
+        written = _Written(len(uniforms), sampling, self.tokenizer, self.eos_ids, logits.shape[-1])
+        slots, uniforms = torch.arange(len(uniforms)).view(-1, sampling.n), uniforms.to(device)
         with cache.growing(self.model):
             for step in range(sampling.max_tokens):
                 barred = self.eos_ids if step < sampling.min_tokens else []
                 rows = slots.flatten()
-                tokens, log_probs = draw_tokens(logits, luck[rows.to(device), step], sampling, barred)
+                tokens, log_probs = draw_tokens(logits, uniforms[rows.to(device), step], sampling, barred)
                 written.append(rows, tokens.cpu(), log_probs.cpu())
                 growing = written.is_growing[slots]
                 if not growing.any() or step + 1 == sampling.max_tokens:
@@ -95,9 +95,9 @@ class TorchEngine:
         return written.completions()
 
     def _leave(self, cache, slots: Tensor, growing: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows that are done leave, once that makes the batch smaller by an eighth: it costs a copy of the cache.
+        """Remove rows that are done, once that makes the batch an eighth smaller: it costs a copy of the cache.
 
-        slots, growing (groups, n).  Every group keeps as many rows as the fullest one, so some of them may be done.
+        slots, growing (groups, n).  Each group keeps as many rows as the fullest one, so some rows may be done.
         """
         groups, n = growing.any(dim=1).nonzero().squeeze(1), int(growing.sum(dim=1).max())
         if 8 * len(groups) * n > 7 * slots.numel():
@@ -109,7 +109,7 @@ class TorchEngine:
 
 
 class _Written:
-    """What every row has written, and whether it goes on."""
+    """The tokens of each row so far, and whether it goes on."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Written:
         self.may_end_stop = None if sampling.stop is None else tokens_with(tokenizer, sampling.stop[-1], vocabulary)
 
     def append(self, rows: Tensor, tokens: Tensor, log_probs: Tensor) -> None:
-        """One token for each of the rows; those that are done take none."""
+        """Add one token to each of the rows that are not done."""
         growing = self.is_growing[rows]
         rows, tokens = rows[growing], tokens[growing]
         step = self.lengths[rows]
@@ -142,7 +142,7 @@ class _Written:
         self.is_growing[rows] = ~ended
 
     def _ends_with_stop(self, row: Tensor) -> bool:
-        # Every token is at least one byte, so the stop string lies within its length in tokens.
+        # A token has at least one byte, so the stop string lies within as many tokens as it has bytes.
         end = int(self.lengths[row])
         tail = self.tokens[row, max(0, end - len(self.sampling.stop)) : end]
         return self.sampling.stop in self.tokenizer.decode(tail.tolist(), skip_special_tokens=True)
@@ -162,23 +162,23 @@ class _Written:
 
 @lru_cache(maxsize=8)
 def tokens_with(tokenizer: PreTrainedTokenizerBase, sign: str, vocabulary: int) -> Tensor:
-    """Which tokens hold a sign: (vocabulary,) bool.  Only after these can a string that ends with it have been
-    written, so only then the text is looked at.  A sign of several bytes may come in pieces: then all of them.
+    """Return which tokens hold a sign: (vocabulary,) bool.
 
-    `vocabulary` is the model's: it may be larger than the tokenizer's, and what lies beyond is text without a sign.
+    A stop string that ends with the sign can be complete only after one of these, so only then is the text searched.
+    `vocabulary` is the model's.  It may be larger than the tokenizer's; the tokens beyond hold no text.
     """
-    if not sign.isascii():
+    if not sign.isascii():  # a sign of several bytes may come in pieces
         return torch.ones(vocabulary, dtype=torch.bool)
     return torch.tensor([sign in text for text in tokenizer.batch_decode([[i] for i in range(vocabulary)])])
 
 
 def can_group(model: PreTrainedModel) -> bool:
-    """Whether a group can share its prompt's keys and values while it grows."""
+    """Return whether the rows of a group can share their prompt's keys and values while they grow."""
     return can_share(model) and model._can_set_attn_implementation()
 
 
 class PlainCache:
-    """As GroupCache, for models of any kind: every row has a copy of its prompt, and the cache grows by copying."""
+    """GroupCache for any model: each row has its own copy of the prompt, and the cache grows by copying."""
 
     def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], n: int, room: int, pad_id: int):
         from transformers import DynamicCache
@@ -216,11 +216,13 @@ class PlainCache:
         self.mask = self.mask[rows]
 
 
-def draw_tokens(logits: Tensor, luck: Tensor, sampling: Sampling, barred: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
-    """One token per row by inverting the cumulative distribution at `luck`; `barred` tokens are never drawn.
+def draw_tokens(
+    logits: Tensor, uniforms: Tensor, sampling: Sampling, barred: Sequence[int] = ()
+) -> tuple[Tensor, Tensor]:
+    """Draw one token per row by inverting the cumulative distribution at `uniforms`; never a `barred` one.
 
-    logits (rows, vocabulary), luck (rows,) in [0, 1) float64.  Returns token ids and their log-probs, (rows,), under
-    the whole distribution, nothing barred.
+    logits (rows, vocabulary); uniforms (rows,) in [0, 1), float64.  Returns token ids and their log-probs, (rows,),
+    under the whole distribution, with nothing barred.  Raises ValueError for logits that are not finite.
     """
     log_distribution = torch.log_softmax(logits / (sampling.temperature or 1.0), dim=-1)
     allowed = log_distribution
@@ -233,7 +235,7 @@ def draw_tokens(logits: Tensor, luck: Tensor, sampling: Sampling, barred: Sequen
         if sampling.top_p < 1:
             probabilities = keep_nucleus(probabilities, sampling.top_p)
         cumulative = probabilities.cumsum(dim=-1)
-        tokens = torch.searchsorted(cumulative, (luck * cumulative[:, -1])[:, None], right=True)
+        tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
         tokens = tokens.squeeze(-1).clamp(max=logits.shape[-1] - 1)
     log_probs = log_distribution.gather(-1, tokens[:, None]).squeeze(-1)
     if log_probs.isnan().any():  # one logit that is not finite makes its whole row NaN
@@ -242,7 +244,7 @@ def draw_tokens(logits: Tensor, luck: Tensor, sampling: Sampling, barred: Sequen
 
 
 def keep_nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Zero outside the smallest set of tokens with at least `top_p` of the probability.  (rows, vocabulary)."""
+    """Return the probabilities (rows, vocabulary), zero outside the smallest set that has at least `top_p`."""
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(dim=-1) - ordered
     return torch.zeros_like(probabilities).scatter(-1, order, ordered.where(before < top_p, 0.0))

@@ -1,4 +1,4 @@
-"""HTTP to a vLLM server: is it there, what does it serve, and completions of token ids."""
+"""HTTP to a vLLM server: health, models, completions of token ids, and the calls of a weight transfer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,17 +15,17 @@ REQUESTS_AT_A_TIME = 256
 
 
 class VLLMClient:
-    """`last_words`: what to add to the message when the server is gone."""
+    """`last_words` gives the end of the message when the server is gone."""
 
     def __init__(self, base_url: str, last_words: Callable[[], str] = lambda: ""):
         self.base_url, self.last_words = base_url, last_words
-        # vLLM closes a connection that was idle for 5 s; a request that crosses with that would look like a death.
+        # vLLM closes a connection after 5 idle seconds; a request sent at that moment would look like a death.
         limits = httpx.Limits(max_connections=REQUESTS_AT_A_TIME + 1, keepalive_expiry=1)
-        # No proxy: it would be asked for 127.0.0.1 too.
+        # trust_env: a proxy of the environment would be asked for 127.0.0.1 too.
         self._http = httpx.Client(base_url=base_url, limits=limits, trust_env=False)
 
     def is_ready(self, seconds: float = 5) -> bool:
-        """Raises ValueError where something else answers, which will never be."""
+        """Return whether the server is healthy.  Raises ValueError where another program answers."""
         try:
             response = self._http.get("/health", timeout=seconds)
         except httpx.TransportError:
@@ -35,7 +35,7 @@ class VLLMClient:
         return response.is_success
 
     def served_models(self) -> dict[str, dict[str, Any]]:
-        """What the server says of each, by the name by which it is asked for."""
+        """Return the server's description of each model, by the name that requests use."""
         try:
             models = self._http.get("/v1/models", timeout=30).raise_for_status().json()["data"]
             return {model["id"]: dict(model) for model in models}
@@ -43,13 +43,13 @@ class VLLMClient:
             raise ValueError(f"port: what answers at {self.base_url} is no vLLM server ({error})") from error
 
     def tokenize(self, model: str, text: str) -> list[int]:
-        """The ids that the server's own tokenizer gives a text, none added."""
+        """Return the ids of a text by the server's own tokenizer, with no special tokens added."""
         answer = self._post("/tokenize", {"model": model, "prompt": text, "add_special_tokens": False}, 30)
         return answer.get("tokens")
 
     def reset_prefix_cache(self) -> None:
-        """Forget all keys and values."""
-        if not self._post("/reset_prefix_cache", None).get("success", True):
+        """Make the server forget all keys and values."""
+        if not self._post("/reset_prefix_cache").get("success", True):
             raise EngineDeadError("the server did not forget the keys and values of the old weights")
 
     def complete(
@@ -59,7 +59,7 @@ class VLLMClient:
         requests: Sequence[Mapping[str, Any]],
         at_a_time: int = REQUESTS_AT_A_TIME,
     ) -> list[list[Completion]]:
-        """The samples of each prompt.  One request for each: only so has each a seed of its own."""
+        """Return the samples of each prompt.  Each prompt is a request, so that it has a seed of its own."""
         bodies = [
             {"model": model, "prompt": ids, "return_token_ids": True, **request}
             for ids, request in zip(prompt_ids, requests, strict=True)
@@ -67,30 +67,26 @@ class VLLMClient:
         pool = ThreadPoolExecutor(min(at_a_time, REQUESTS_AT_A_TIME))
         try:
             return list(pool.map(self._complete_one, bodies))
-        finally:  # after an error or an interrupt nobody waits for the rest
+        finally:  # after an error or an interrupt, do not wait for the rest
             pool.shutdown(wait=False, cancel_futures=True)
 
     # The four calls of vLLM's weight transfer.
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         try:
-            self._post("/init_weight_transfer_engine", {"init_info": init_info}, SECONDS_FOR_WEIGHTS)
+            self._post("/init_weight_transfer_engine", {"init_info": init_info})
         except (ValueError, EngineDeadError) as error:
             remedy = "if it still holds the way of an earlier trainer, start the server again"
             raise EngineDeadError(f"no way for weights to {self.base_url}: {error}; {remedy}") from error
 
     def start_weight_update(self) -> None:
-        self._post("/start_weight_update", None, SECONDS_FOR_WEIGHTS)
+        self._post("/start_weight_update")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
-
-        # CUDA's handles are no JSON.
-        body = {"update_info": _json_safe_update_payload(update_info)}
-        self._post("/update_weights", body, SECONDS_FOR_WEIGHTS)
+        self._post("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._post("/finish_weight_update", None, SECONDS_FOR_WEIGHTS)
+        self._post("/finish_weight_update")
 
     def close(self) -> None:
         self._http.close()
@@ -107,8 +103,10 @@ class VLLMClient:
                 f"the vLLM server gave an answer of another form: {error!r} in {answer!r:.200}"
             ) from error
 
-    def _post(self, path: str, body: Mapping[str, Any] | None, seconds: float = SECONDS_FOR_WEIGHTS) -> dict[str, Any]:
-        """The answer.  Raises ValueError for a request that the server refuses, EngineDeadError when it is gone."""
+    def _post(
+        self, path: str, body: Mapping[str, Any] | None = None, seconds: float = SECONDS_FOR_WEIGHTS
+    ) -> dict[str, Any]:
+        """Return the answer.  Raises ValueError if the request is refused, EngineDeadError if the server is gone."""
         try:
             response = self._http.post(path, json=body, timeout=httpx.Timeout(seconds, connect=30, pool=None))
         except httpx.TimeoutException as error:
@@ -127,7 +125,7 @@ class VLLMClient:
 
 
 def _completion(choice: Mapping[str, Any], body: Mapping[str, Any]) -> Completion:
-    """Raises RuntimeError for what would be scored as something else than was sampled."""
+    """Return one choice of an answer.  Raises RuntimeError where other tokens would be scored than were sampled."""
     if choice["token_ids"] is None:
         raise TypeError("token_ids is None")
     if choice.get("prompt_token_ids", body["prompt"]) not in (body["prompt"], None):

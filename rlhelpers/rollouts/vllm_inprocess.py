@@ -1,6 +1,6 @@
 """vLLM through its `LLM` class: no server, no network; the engine's processes are children of this one.
 
-They are separate processes because vLLM changes the one that it loads a model in: it patches transformers' classes,
+They are separate processes because vLLM changes the one in which it loads a model: it patches transformers' classes,
 seeds the global generators and pins threads.
 """
 
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import atexit
 import math
-import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +18,7 @@ import torch
 
 from rlhelpers import paths
 from rlhelpers.rollouts.engine import EngineDeadError, Rollout, Sampling, encode_prompts, end_of_text_ids
-from rlhelpers.rollouts.processes import bounded, output_to
+from rlhelpers.rollouts.processes import environment, output_to, with_timeout
 from rlhelpers.rollouts.vllm_settings import (
     as_completion,
     check_temperature,
@@ -40,9 +39,9 @@ class VLLMEngine:
     """A `RolloutEngine` on the policy's device; it starts with the first `sync_weights`.
 
     `model`: a directory or a Hugging Face name, for the architecture; the weights come from the policy.
-    `temperature`: the one that samples are drawn at, besides 0.  `sleep_level`: what `rest` gives back of a GPU's
-    memory: 0 nothing; 1 the cache, and the weights to the CPU's memory; 2 both, for good.  `log`: what the engine's
-    processes print.
+    `temperature`: samples are drawn at this one, or at 0.  `sleep_level`: what `sleep` frees of a GPU's memory: 0
+    nothing; 1 the cache, and the weights, which go to the CPU's memory; 2 both, and the weights are discarded.  `log`:
+    where the engine's processes write.
     """
 
     def __init__(
@@ -62,11 +61,11 @@ class VLLMEngine:
         self.asleep = False
 
     def sync_weights(self, policy: PreTrainedModel) -> None:
-        """Start if need be; wake, take the weights, then make room for the cache again and forget what it held."""
+        """See `RolloutEngine.sync_weights`; starts or wakes the engine if need be."""
         if self.llm is None:
             self._start(policy)
         if self.asleep:
-            torch.cuda.empty_cache()  # what the trainer has freed is still the trainer's, until told otherwise
+            torch.cuda.empty_cache()  # memory that the trainer has freed is the trainer's until then
             self._ask(lambda: self.llm.wake_up(tags=["weights"]))
         try:
             with engine_errors():
@@ -99,7 +98,7 @@ class VLLMEngine:
         rows = zip(prompts, prompt_ids, answers, strict=True)
         return [Rollout(prompt, ids, [_completion(o) for o in answer.outputs]) for prompt, ids, answer in rows]
 
-    def rest(self) -> None:
+    def sleep(self) -> None:
         if self.sleep_level and self.llm is not None and not self.asleep:
             self._ask(lambda: self.llm.sleep(level=self.sleep_level))
             self.asleep = True
@@ -115,28 +114,28 @@ class VLLMEngine:
                 llm.llm_engine.engine_core.shutdown()
 
     def _ask(self, action: Callable[[], T], seconds: float = SECONDS) -> T:
-        """vLLM waits for ever for an engine that was killed."""
+        """Run the action with a time limit: vLLM waits for ever for an engine that was killed."""
         with engine_errors():
-            return bounded(action, seconds, self._is_dead)
+            return with_timeout(action, seconds, self._is_dead)
 
     def _is_dead(self) -> bool:
         return self.llm is None or self.llm.llm_engine.engine_core.resources.engine_dead
 
     def _start(self, policy: PreTrainedModel) -> None:
-        device = policy.device
-        backend = "shared_memory" if device.type == "cpu" else "ipc"
+        device, on_cpu = policy.device, policy.device.type == "cpu"
+        backend = "shared_memory" if on_cpu else "ipc"
         self.context = policy.config.max_position_embeddings
         arguments = launch_arguments(
             self.model,
             str(policy.dtype).removeprefix("torch."),
-            device.type == "cpu",
+            on_cpu,
             self.context,
             backend,
             self.kv_cache_gib,
             self.temperature,
             self.seed,
         )
-        variables = launch_environment(device.type == "cpu", backend)
+        variables = launch_environment(on_cpu, backend)
         if device.type == "cuda":
             variables["CUDA_VISIBLE_DEVICES"] = visible_device(device.index or 0)
             torch.cuda.empty_cache()
@@ -146,7 +145,7 @@ class VLLMEngine:
 
             from rlhelpers.rollouts.weight_sync import WeightSync
 
-            atexit.register(self.close)  # before multiprocessing waits for children that nobody has told to end
+            atexit.register(self.close)  # before multiprocessing's own exit, which waits for the engine to end
             try:
                 self.llm = LLM(**arguments, enable_sleep_mode=self.sleep_level > 0)
                 self.weights = WeightSync(backend, _Client(self.llm), device, self._is_dead)
@@ -158,28 +157,22 @@ class VLLMEngine:
 
 
 class _Client:
-    """vLLM's four calls of a weight transfer."""
+    """The four calls of a weight transfer, to the workers of an `LLM`."""
 
     def __init__(self, llm):
         self.llm = llm
 
-    def _call(self, method: str, **arguments: Any) -> None:
-        self.llm.collective_rpc(method, kwargs=arguments)
-
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self._call("init_weight_transfer_engine", init_info=init_info)
+        self.llm.collective_rpc("init_weight_transfer_engine", args=(init_info,))
 
     def start_weight_update(self) -> None:
-        self._call("start_weight_update")
+        self.llm.collective_rpc("start_weight_update")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        from vllm.distributed.weight_transfer.clients import _json_safe_update_payload
-
-        # As the HTTP client does: CUDA's handles do not survive the way to another process as they are.
-        self._call("update_weights", update_info=_json_safe_update_payload(update_info))
+        self.llm.collective_rpc("update_weights", args=(update_info,))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._call("finish_weight_update")
+        self.llm.collective_rpc("finish_weight_update")
 
 
 def _completion(output):
@@ -189,25 +182,10 @@ def _completion(output):
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """vLLM's word for a dead engine becomes ours."""
+    """Turn vLLM's EngineDeadError into ours."""
     from vllm.v1.engine import exceptions
 
     try:
         yield
     except exceptions.EngineDeadError as error:
         raise EngineDeadError(f"vLLM's engine process is gone: {error}") from error
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """These environment variables, for child processes that are started inside."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

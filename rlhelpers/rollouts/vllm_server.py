@@ -1,4 +1,4 @@
-"""A vLLM server of our own: the course's set-up, policy on one GPU and server on another; or both on the CPU."""
+"""vLLM as a server: the course's set-up, with the policy on one GPU and the server on another; or both on the CPU."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ VLLMCompletion = Completion  # the course's name
 
 
 class VLLMServer:
-    """A `RolloutEngine`, and the course's interface; a context manager too, which may be entered again inside: the
-    outermost exit ends the server.
+    """A `RolloutEngine` with the course's interface too.
 
-    `host`: this machine, by "localhost" or "127.0.0.1"; no other can reach the server, to which everybody may give
-    weights.  `port` None takes a free one.  `gpu`: the server's, where there are GPUs.  `load_format`: "auto", which is
-    "safetensors" (pickles are not opened), or "dummy", which starts with random weights.  `dtype` "auto": vLLM's
-    choice, which is half precision for a float32 model.  `kv_cache_gib` None leaves vLLM `gpu_memory_utilization` of
-    the card.  `launch_server` False joins a server that somebody else has started, if it serves this model by the same
-    tokenizer, and keeps to its context where that is shorter; it is never ended.  `startup_timeout` in seconds.
-    `weight_backend` None: "nccl" between GPUs, "shared_memory" on the CPU.  `temperature`: see `check_temperature`; it
-    binds `generate`, not `generate_completions`.  `log`: what the server prints.
+    It is a context manager, which may be entered again inside: the outermost exit ends the server.
+
+    `host`: "localhost" or "127.0.0.1"; no other machine may reach a server to which everybody can give weights.
+    `port`: None takes a free one.  `gpu`: the server's, where there are GPUs.  `load_format`: "auto" is "safetensors"
+    (pickles are not opened); "dummy" starts with random weights.  `dtype`: "auto" is vLLM's choice, half precision for
+    a float32 model.  `kv_cache_gib`: None gives vLLM `gpu_memory_utilization` of the card.  `launch_server`: False
+    joins a server that is already running, and never ends it; it must serve this model with the same tokenizer, and
+    its context counts where that is shorter.  `startup_timeout` in seconds.  `weight_backend`: None is "nccl" between
+    GPUs and "shared_memory" on the CPU.  `temperature`: see `check_temperature`; it binds `generate`, not
+    `generate_completions`.  `log`: where the server writes.
     """
 
     def __init__(
@@ -88,15 +89,18 @@ class VLLMServer:
     # The server's life.
 
     def start(self) -> Self:
-        """Start it and wait until it answers.  Raises ValueError for a port that is taken or another model's server,
-        RuntimeError with the end of its log when it fails."""
+        """Start the server and wait until it answers.
+
+        Raises ValueError for a port that is taken and for another model's server, RuntimeError with the end of its log
+        when it fails.
+        """
         if self._client is not None:
             return self
         name = self.model_id
         self.port = self._wanted_port or free_port(self.host)
         where = f"{self.host}:{self.port}"
         if self._launch:
-            # Whoever answers to a name that was made up now is our own child.
+            # A made-up name: only our own child can answer to it.
             name = f"rlhelpers-{uuid.uuid4().hex[:12]}"
             wait_for_port(self.host, self.port)
             listen = {"host": self.host, "port": self.port, "served_model_name": name}
@@ -112,7 +116,7 @@ class VLLMServer:
         return self
 
     def stop(self) -> None:
-        """End the server and all its processes, if it is ours.  Safe to call twice."""
+        """End the server and all its processes, if we started it.  Safe to call twice."""
         process, weights, client = self._process, self._weights, self._client
         self._process = self._weights = self._client = None
         if process is not None:
@@ -129,8 +133,8 @@ class VLLMServer:
     def close(self) -> None:
         self.stop()
 
-    def rest(self) -> None:
-        """It has a device, or cores, of its own."""
+    def sleep(self) -> None:
+        """Do nothing: the server has a device, or cores, of its own."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -156,8 +160,10 @@ class VLLMServer:
             time.sleep(0.2)
 
     def _meet(self, name: str) -> None:
-        """Learn by what name the server is asked for this model, and hold one that was joined to the model's tokenizer
-        and context.  Its weights are the trainer's to compare, once it has given it some."""
+        """Find the name by which the server serves this model; check the tokenizer and context of one that was joined.
+
+        Its weights are not checked here, because the trainer has not sent any yet.
+        """
         models = self._client.served_models()
         known = [served for served, model in models.items() if name in (served, model.get("root"))]
         if not known:
@@ -183,14 +189,14 @@ class VLLMServer:
     # Weights.
 
     def init_weight_sync(self, policy_device: torch.device | str) -> None:
-        """Open the way for the weights of a policy on this device.  Raises EngineDeadError when it cannot be opened."""
-        with output_to(self.log):  # what vLLM has to say in this process
+        """Open the connection for weights of a policy on this device.  Raises EngineDeadError when that fails."""
+        with output_to(self.log):  # vLLM prints in this process too
             from rlhelpers.rollouts.weight_sync import WeightSync
 
             self._weights = WeightSync(self.weight_backend, self._running(), policy_device, self._is_dead)
 
     def sync_policy_weights(self, policy: PreTrainedModel) -> None:
-        """From now on sample from these weights; keys and values of the old ones are forgotten."""
+        """Sample from these weights from now on; forget keys and values of the old ones."""
         if self._weights is None:
             raise RuntimeError("call init_weight_sync(policy_device) before sync_policy_weights(policy)")
         try:
@@ -221,12 +227,12 @@ class VLLMServer:
     def generate_completions(
         self, prompts: Sequence[str], sampling_params: Mapping[str, Any], batch_size: int | None = None
     ) -> list[VLLMCompletion]:
-        """The samples of all prompts in order, a prompt's side by side.
+        """Return the samples of all prompts in order, those of one prompt side by side.
 
         `sampling_params`: names and values of vLLM's completions endpoint (n, temperature, top_p, max_tokens, stop,
-        include_stop_str_in_output, seed, ...).  The text keeps the stop string unless told otherwise: what cuts it off
-        would never see a response end in </answer>.  Each prompt gets a seed of its own, derived from `seed`; without
-        one, from the server's seed and the number of this call.  `batch_size`: prompts under way at a time.
+        include_stop_str_in_output, seed, ...).  The text keeps the stop string by default, so that a response can end
+        in </answer>.  Each prompt gets its own seed, derived from `seed`; without one, from the server's seed and the
+        number of this call.  `batch_size`: the largest number of prompts under way at a time.
         """
         check_sampling_params(sampling_params)
         if batch_size is not None:

@@ -1,4 +1,4 @@
-"""How vLLM is started, and how it is asked: the same for the engine in this process and for the server."""
+"""vLLM's arguments, environment and requests: the same for the engine in this process and for the server."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from rlhelpers.models import revision
 from rlhelpers.rollouts.engine import Completion, Sampling
-from rlhelpers.rollouts.vllm_plugin import owner_environment
+from rlhelpers.rollouts.processes import owner_environment
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedTokenizerBase
 
 LOOPBACK = ("127.0.0.1", "localhost")
+# Ours to vLLM's.  vLLM's other formats open pickles, and so does its "auto" where a folder has no safetensors.
 LOAD_FORMATS = {"auto": "safetensors", "safetensors": "safetensors", "dummy": "dummy"}
 
 
 def check_address(host: str, port: int | None, launch_server: bool) -> None:
-    """Raise ValueError for what is no address of a server on this machine alone."""
+    """Raise ValueError unless host and port are those of a server that only this machine reaches."""
     if host not in LOOPBACK:
         raise ValueError(f"host: got {host!r}; accepted are {' and '.join(LOOPBACK)}, which no other machine reaches")
     if not launch_server and port is None:
@@ -31,7 +32,7 @@ def check_address(host: str, port: int | None, launch_server: bool) -> None:
 
 
 def read_model(model_id: str, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[PreTrainedTokenizerBase, int]:
-    """A model's tokenizer, unless it is given, and its context in tokens.  Raises ValueError naming model_id."""
+    """Return a model's tokenizer, unless it is given, and its context in tokens.  Raises ValueError naming model_id."""
     from transformers import AutoConfig, AutoTokenizer
 
     options = {"revision": revision(model_id), "trust_remote_code": False}
@@ -56,11 +57,13 @@ def launch_arguments(
     seed: int,
     load_format: str = "safetensors",
 ) -> dict[str, Any]:
-    """Keyword arguments of `vllm.LLM`; `as_flags` makes the server's of them.
+    """Return keyword arguments of `vllm.LLM`; `as_flags` turns them into the server's flags.
 
-    `context` in tokens; `kv_cache_gib` None leaves the size of the cache to vLLM, on a CPU it is then 1.0;
-    `temperature`: see `check_temperature`.  Raises ValueError for another `load_format` than those in LOAD_FORMATS.
+    `context` in tokens.  `kv_cache_gib`: None leaves the size to vLLM, and is 1.0 on a CPU.  `temperature`: see
+    `check_temperature`.  Raises ValueError for a `load_format` that is not in LOAD_FORMATS.
     """
+    if load_format not in LOAD_FORMATS:
+        raise ValueError(f"load_format: got {load_format!r}; accepted are {', '.join(LOAD_FORMATS)}")
     if on_cpu and kv_cache_gib is None:
         kv_cache_gib = 1.0  # vLLM would take nine tenths of the memory
     arguments: dict[str, Any] = {
@@ -69,33 +72,25 @@ def launch_arguments(
         "seed": seed,
         "max_model_len": context,
         **dict.fromkeys(("revision", "tokenizer_revision"), revision(model)),
-        "load_format": _without_pickles(load_format),
-        # Nothing but what a request says decides how it is sampled.
-        "generation_config": "vllm",
+        "load_format": LOAD_FORMATS[load_format],
+        "generation_config": "vllm",  # only the request decides how it is sampled
         "logprobs_mode": "raw_logprobs" if temperature == 1 else "processed_logprobs",
         "weight_transfer_config": {"backend": weight_backend},
     }
     if kv_cache_gib is not None:
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
-        # vLLM would not start unless this share of the card were free, though it then takes no more than it is told.
+        # vLLM refuses to start unless this share of the card is free, even where the size of its cache is given.
         arguments["gpu_memory_utilization"] = 0.01
     if on_cpu:
-        # Compilation costs a minute on a CPU and gains nothing for a small model.  Requests with a seed of their own
-        # end vLLM 0.32's CPU engine when a prompt is read in several chunks.
+        # Compilation costs a minute on a CPU and gains nothing for a small model.  vLLM 0.32's CPU engine dies of
+        # requests with their own seed when a prompt is read in several chunks.
         arguments |= {"enforce_eager": True, "enable_chunked_prefill": False}
         arguments["max_num_batched_tokens"] = max(context, 4096)
     return arguments
 
 
-def _without_pickles(load_format: str) -> str:
-    """vLLM's other formats open pickles, and so does its own "auto" where a folder has no safetensors."""
-    if load_format not in LOAD_FORMATS:
-        raise ValueError(f"load_format: got {load_format!r}; accepted are {', '.join(LOAD_FORMATS)}")
-    return LOAD_FORMATS[load_format]
-
-
 def launch_environment(on_cpu: bool, weight_backend: str) -> dict[str, str]:
-    """Environment variables of vLLM's processes."""
+    """Return the environment variables of vLLM's processes."""
     environment = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "VLLM_HOST_IP": "127.0.0.1"}
     environment |= {**owner_environment(), **loopback_environment()}
     if on_cpu:
@@ -106,7 +101,7 @@ def launch_environment(on_cpu: bool, weight_backend: str) -> dict[str, str]:
 
 
 def server_environment(on_cpu: bool, weight_backend: str, gpu: int | None) -> dict[str, str]:
-    """The same for a server on this process's GPU `gpu`."""
+    """Return those of a server on this process's GPU `gpu`."""
     environment = {"VLLM_SERVER_DEV_MODE": "1", **launch_environment(on_cpu, weight_backend)}
     if not on_cpu and gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible_device(gpu)
@@ -114,12 +109,12 @@ def server_environment(on_cpu: bool, weight_backend: str, gpu: int | None) -> di
 
 
 def loopback_environment() -> dict[str, str]:
-    """Gloo and NCCL would meet at the address that this machine's name has, which others may reach."""
+    """Return what keeps Gloo and NCCL on the loopback: by default they use an address that others may reach."""
     return dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"), "lo") if sys.platform == "linux" else {}
 
 
 def as_flags(arguments: Mapping[str, Any]) -> list[str]:
-    """The same as flags of the server's command line."""
+    """Return the arguments as flags of the server's command line."""
     flags = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")
@@ -131,7 +126,7 @@ def as_flags(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def request_parameters(sampling: Sampling, prompt: int, stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """What vLLM is told for the `prompt`-th prompt of a call."""
+    """Return vLLM's sampling parameters for the `prompt`-th prompt of a call."""
     return {
         "n": sampling.n,
         "temperature": sampling.temperature,
@@ -142,18 +137,18 @@ def request_parameters(sampling: Sampling, prompt: int, stop_token_ids: Sequence
         "include_stop_str_in_output": True,
         "stop_token_ids": list(stop_token_ids),
         "seed": prompt_seed(sampling.seed, prompt),
-        "logprobs": 0,  # that of the sampled token alone
+        "logprobs": 0,  # only the sampled token's
     }
 
 
-# What a caller of the course's generate_completions may decide; the rest is the server's.
+# What a caller of the course's generate_completions may set; the rest is the server's.
 SAMPLING_NAMES = {"n", "temperature", "top_p", "top_k", "min_p", "max_tokens", "min_tokens", "stop", "stop_token_ids"}
 SAMPLING_NAMES |= {"include_stop_str_in_output", "ignore_eos", "seed", "repetition_penalty", "presence_penalty"}
 SAMPLING_NAMES |= {"frequency_penalty", "bad_words", "logit_bias", "skip_special_tokens"}
 
 
 def check_sampling_params(sampling_params: Mapping[str, Any]) -> None:
-    """Raise ValueError for what is no mapping, or names something else than SAMPLING_NAMES: vLLM ignores those."""
+    """Raise ValueError for what is no mapping, and for names outside SAMPLING_NAMES, which vLLM would ignore."""
     if not isinstance(sampling_params, Mapping):
         kind = type(sampling_params).__name__
         raise ValueError(f"sampling_params: got {kind}; accepted is a dict of names and values")
@@ -166,8 +161,10 @@ def check_sampling_params(sampling_params: Mapping[str, Any]) -> None:
 
 
 def check_temperature(sampling: Sampling, temperature: float) -> None:
-    """Raise ValueError where a vLLM engine started for `temperature` could not give the log-probs that Completion
-    promises: vLLM has those before temperature, top_p and min_tokens, or those after all of them."""
+    """Raise ValueError where a vLLM engine started for `temperature` cannot give the log-probs of `Completion`.
+
+    vLLM has log-probs from before temperature, top_p and min_tokens, or from after all three.
+    """
     if sampling.temperature not in (0, temperature):
         raise ValueError(f"temperature: got {sampling.temperature}; this engine was started for {temperature} and 0")
     if temperature != 1 and (sampling.top_p < 1 or sampling.min_tokens > 0):
@@ -176,13 +173,15 @@ def check_temperature(sampling: Sampling, temperature: float) -> None:
 
 
 def prompt_seed(seed: int | str, prompt: int) -> int:
-    """A seed of its own for each prompt.  vLLM adds the sample's number to it, so that no two rows share one; a
-    single seed for a whole call would make all groups share their noise."""
+    """Return the seed of one prompt.  vLLM adds the sample's number to it, so that no two rows share a seed.
+
+    With one seed for a whole call, all groups would share their random numbers.
+    """
     return random.Random(f"{seed}/{prompt}").getrandbits(62)
 
 
 def visible_device(index: int) -> str:
-    """CUDA_VISIBLE_DEVICES of a child that shall see this process's GPU `index` alone."""
+    """Return CUDA_VISIBLE_DEVICES for a child that sees only this process's GPU `index`."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     if visible == [""]:
         return str(index)
@@ -192,7 +191,7 @@ def visible_device(index: int) -> str:
 
 
 def as_completion(text: str, token_ids: Sequence[int], finish_reason: str, log_probs: Sequence[float]) -> Completion:
-    """vLLM's words for it: "stop" and "length" are ours too; whatever else ended a request is an error."""
+    """Return vLLM's answer as a Completion.  Raises RuntimeError unless it ended by "stop" or "length"."""
     if finish_reason not in ("stop", "length"):
         raise RuntimeError(f"vLLM ended a request with finish_reason {finish_reason!r}")
     if len(token_ids) != len(log_probs):

@@ -63,7 +63,7 @@ class Sampler:
 
     def sleep(self) -> None:
         """Let the engine give back memory: nothing is sampled before the next sync."""
-        self._with_restart(self.engine.rest)
+        self._with_restart(self.engine.sleep)
 
     def close(self) -> None:
         self.engine.close()  # which ends what is under way
