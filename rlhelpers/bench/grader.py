@@ -1,12 +1,11 @@
-"""How fast responses are graded and whether the graders agree: ours, math-verify alone, and the course's where it is
-at hand, on the same responses, one thread, in turns."""
+"""Graders side by side, on the same responses: ours, math-verify alone, and the course's where it is at hand."""
 
 import importlib.util
 import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import pandas as pd
 from math_verify import parse, verify
 
-from rlhelpers.bench.conditions import conditions
-from rlhelpers.bench.rounds import Clock, Spread, in_turns
+from rlhelpers.bench.measure import Clock, Spread, in_turns
+from rlhelpers.bench.report import Report, conditions
 from rlhelpers.evidence.responses import read_responses
 from rlhelpers.tasks import algebra
 from rlhelpers.tasks import answers as quantity
@@ -31,6 +30,13 @@ OURS, MATH_VERIFY, COURSE, IN_THE_FILE = "rlhelpers", "math-verify", "course", "
 CACHES = (judging._tidy_truth, quantity._read, algebra.compare)
 REWARDS = ("format_reward", "answer_reward")
 REWARD_FNS = ("r1_zero_reward_fn", "question_only_reward_fn")
+
+NOTES = [
+    "ms per 1,000: median (lowest to highest) of rounds in turns, in one thread, after a warm-up.",
+    "math-verify: parse and verify on what the prompt's box holds, and only where the format is kept.",
+    "agrees: the share of responses with the same format reward and the same answer reward as by rlhelpers.",
+    "reasons: what rlhelpers says where the two differ, and how often.",
+]
 
 Verdict = tuple[float, float]
 """Format reward and answer reward, each 0.0 or 1.0."""
@@ -48,13 +54,11 @@ class Group:
     rewards: Sequence[Verdict | None]
 
 
-def bench_grader(
-    responses: str | Path | None = None, course: str | Path | None = None, rounds: int = ROUNDS
-) -> dict[str, Any]:
-    """Grade a file of responses (`read_responses`; None: invented ones) by each grader; returns the report.
+def bench_grader(responses: str | Path | None = None, course: str | Path | None = None, rounds: int = ROUNDS) -> Report:
+    """Grade a file of responses (`read_responses`; None: invented ones) by each grader.
 
     `course`: a python file with the functions REWARD_FNS (response, ground truth).  It and math-verify run in this
-    process, with the time limits that they set themselves.  Raises FileNotFoundError, or ValueError naming what is
+    process, with the time limits that they set themselves.  Raise FileNotFoundError, or ValueError naming what is
     wrong with a file.
     """
     graders = {OURS: our_verdict, MATH_VERIFY: math_verify_verdict}
@@ -85,12 +89,9 @@ def our_verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
 
 
 def math_verify_verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
-    r"""math-verify on what the prompt's box holds, and only where the format is kept.
-
-    Its users often hand it the whole response.  That would be another verdict, for it knows no answer tags and takes
-    the last number that it finds where there is no box, and it would be a slower one.  A `\boxed{}` reaches it as a
-    box, which is how it takes LaTeX; the text between tags as text, which it reads faster.
-    """
+    r"""Ask math-verify about what the prompt's box holds, and only where the format is kept."""
+    # On a whole response, as its users often have it, the verdict is another, and slower: it knows no answer tags and
+    # takes the last number where there is no box.  It takes LaTeX only in a box; text between tags it reads faster.
     boxes = get_prompt(prompt).find_boxes(response)
     if not boxes.has_format or boxes.last is None:
         return float(boxes.has_format), 0.0
@@ -99,8 +100,8 @@ def math_verify_verdict(response: str, ground_truth: str, prompt: str) -> Verdic
 
 
 def load_course(file: str | Path) -> VerdictFn:
-    """The verdicts of another grader with the course's two functions.  It runs the file.  Raises ValueError where
-    that fails or they are not in it, FileNotFoundError where there is none."""
+    """Run the file; return the verdicts of the course's two functions in it.  Raise ValueError where that fails or they
+    are not in it, FileNotFoundError where there is no file."""
     got, accepted = f"course: got {str(file)!r}", f"accepted is a python file with {' and '.join(REWARD_FNS)}"
     if not Path(file).is_file():
         raise FileNotFoundError(f"{got}; there is no such file; {accepted}")
@@ -122,7 +123,7 @@ def load_course(file: str | Path) -> VerdictFn:
 
 
 def invented_responses(count: int = 500) -> pd.DataFrame:
-    """`count` responses of the tiny base model's corpus for each prompt, to problems of the validation side."""
+    """Return `count` responses for each prompt, as the tiny base model's corpus has them, to validation problems."""
     rng = random.Random(0)
     endings = {
         "r1_zero": LOOSE_ENDINGS,
@@ -138,7 +139,7 @@ def invented_responses(count: int = 500) -> pd.DataFrame:
 
 
 def split(table: pd.DataFrame) -> list[Group]:
-    """By run and prompt.  Raises ValueError for a reward in the file that is neither 0 nor 1."""
+    """Group by run and prompt.  Raise ValueError for a reward in the file that is neither 0 nor 1."""
     for name in REWARDS:
         for number, value in enumerate(table[name], start=1):
             if value is not None and value not in (0, 1):
@@ -153,7 +154,7 @@ def split(table: pd.DataFrame) -> list[Group]:
 
 
 def give_verdicts(name: str, grader: VerdictFn, rows: Sequence[Row]) -> list[Verdict]:
-    """Raises ValueError naming grader and response where it raises, or gives anything but zeros and ones."""
+    """Raise ValueError naming grader and response where it raises, or gives anything but zeros and ones."""
     verdicts = []
     for row in rows:
         try:
@@ -167,7 +168,7 @@ def give_verdicts(name: str, grader: VerdictFn, rows: Sequence[Row]) -> list[Ver
 
 
 def _measure(grader: VerdictFn, group: Group, number: int) -> float:
-    """Milliseconds per 1,000 responses.  Ours begins without what it remembers from the round before."""
+    """Return milliseconds per 1,000 responses.  Ours begins without what it remembers from the round before."""
     for cached in CACHES:
         cached.cache_clear()
     with Clock() as clock:
@@ -182,57 +183,51 @@ def report(
     grades: Mapping[str, Sequence[Grade]],
     verdicts: Mapping[str, Mapping[str, Sequence[Verdict | None]]],
     measured: Mapping[str, Mapping[str, Sequence[float]]],
-) -> dict[str, Any]:
-    """Everything that was measured, for a file.  By group: `grades`; `measured`, then by grader, a time for each
-    round.  `verdicts`: by grader, then by group."""
-    every_grade = [grade for group in grades.values() for grade in group]
-    every_verdict = {name: [v for group in by_group.values() for v in group] for name, by_group in verdicts.items()}
-    groups = {
-        name: {
-            "responses": len(grades[name]),
-            "graders": times(row),
-            "agreement": {n: agreement(grades[name], by_group[name]) for n, by_group in verdicts.items() if n != OURS},
-        }
-        for name, row in measured.items()
-    }
-    return {
-        "conditions": dict(found),
+) -> Report:
+    """Make a row for each group and grader, and one for its agreement with ours.  By group: `grades`; `measured`, then
+    by grader, a time for each round.  `verdicts`: by grader, then by group."""
+    rows = [
+        {"run, prompt": group, "responses": len(grades[group]), "grader": grader, **row}
+        for group, by_grader in measured.items()
+        for grader, row in times(by_grader).items()
+    ]
+    others = {name: by_group for name, by_group in verdicts.items() if name != OURS}
+    for name, by_group in others.items():
+        given = {"all": [verdict for group in grades for verdict in by_group[group]], **by_group}
+        ours = {"all": [grade for group in grades.values() for grade in group], **grades}
+        rows += [{"verdict": name, "of": group, **agreement(ours[group], given[group])} for group in ours]
+    settings = {
         "source": source,
-        "responses": len(every_grade),
+        "responses": sum(len(group) for group in grades.values()),
         "rounds": len(next(iter(measured.values()))[OURS]),
-        "median_group": median_group(groups),
-        "groups": groups,
-        "agreement": {n: agreement(every_grade, given) for n, given in every_verdict.items() if n != OURS},
+        "median_group": median_group({name: row[OURS] for name, row in measured.items()}),
     }
+    return Report("grader", found, settings, rows, NOTES)
 
 
-def times(measured: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """For each grader, of one group.  `ratio`: of its time to ours, round by round; above 1 is slower."""
+def times(measured: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Spread]]:
+    """Return for each grader, of one group, its time and its ratio to ours."""
     return {
-        name: {
-            "ms_per_1000": asdict(Spread.of(rounds)),
-            "ratio": asdict(Spread.of([ms / ours for ms, ours in zip(rounds, measured[OURS], strict=True)])),
-        }
+        name: {"ms_per_1,000": Spread.of(rounds), "time_ratio": Spread.of_ratios(rounds, measured[OURS])}
         for name, rounds in measured.items()
     }
 
 
 def agreement(grades: Sequence[Grade], verdicts: Sequence[Verdict | None]) -> dict[str, Any]:
-    """Of our grades with another's verdicts, over the responses that have one.  `reasons`: ours, where the two
-    differ, with how often."""
+    """Compare our grades with another's verdicts, over the responses that have one."""
     pairs = [(grade, verdict) for grade, verdict in zip(grades, verdicts, strict=True) if verdict is not None]
     different = [grade.reason for grade, verdict in pairs if (grade.format, grade.answer) != verdict]
     return {
         "responses": len(pairs),
+        "agrees": 1 - len(different) / len(pairs) if pairs else None,
         "differences": len(different),
-        "share": 1 - len(different) / len(pairs) if pairs else None,
-        "format_differences": sum(grade.format != verdict[0] for grade, verdict in pairs),
-        "answer_differences": sum(grade.answer != verdict[1] for grade, verdict in pairs),
+        "in_format": sum(grade.format != verdict[0] for grade, verdict in pairs),
+        "in_answer": sum(grade.answer != verdict[1] for grade, verdict in pairs),
         "reasons": dict(Counter(different).most_common()),
     }
 
 
-def median_group(groups: Mapping[str, Mapping[str, Any]]) -> str:
-    """The one in the middle by our median time; of two in the middle the slower."""
-    names = sorted(groups, key=lambda name: groups[name]["graders"][OURS]["ms_per_1000"]["median"])
+def median_group(ours: Mapping[str, Sequence[float]]) -> str:
+    """Return the group in the middle by our median time; of two in the middle the slower."""
+    names = sorted(ours, key=lambda name: Spread.of(ours[name]).median)
     return names[len(names) // 2]
