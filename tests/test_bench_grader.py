@@ -50,10 +50,9 @@ def test_every_cache_of_the_grader_is_emptied():
 def test_invented_responses_are_of_several_kinds():
     table = grader.invented_responses(40)
     assert table.equals(grader.invented_responses(40))
-    groups = grader.split(table)
-    assert {group.name for group in groups} == {f"invented, {name}" for name in tasks.prompts.PROMPTS}
-    assert all(len(group.rows) == 40 and not any(group.rewards) for group in groups)
-    reasons = {grade(*row).reason for group in groups for row in group.rows}
+    assert table.value_counts("prompt").to_dict() == dict.fromkeys(tasks.prompts.PROMPTS, 40)
+    assert not any(grader.rewards_in(table))
+    reasons = {grade(*row).reason for row in zip(table.response, table.ground_truth, table.prompt, strict=True)}
     assert {"right", "wrong value", "sentence in the box", "no </think>", r"no \boxed"} <= reasons
 
 
@@ -77,18 +76,15 @@ def test_agreement_of_verdicts_by_hand():
 
 def test_the_grader_report_from_numbers():
     names = ("a, r1_zero", "b, r1_zero")
-    grades = dict.fromkeys(names, GRADES)
     theirs = [(1, 1), (1, 0), (1, 1), (0, 0)]
-    verdicts = {
-        grader.OURS: {name: [(g.format, g.answer) for g in GRADES] for name in names},
-        grader.MATH_VERIFY: {names[0]: theirs, names[1]: theirs},
-        grader.IN_THE_FILE: {names[0]: theirs, names[1]: [None] * 4},
-    }
+    verdicts = {grader.MATH_VERIFY: theirs + theirs, grader.IN_THE_FILE: theirs + [None] * 4}
     measured = {
         names[0]: {grader.OURS: [10.0, 30.0, 20.0], grader.MATH_VERIFY: [1000.0, 900.0, 3000.0]},
         names[1]: {grader.OURS: [5.0, 6.0, 7.0], grader.MATH_VERIFY: [60.0, 60.0, 60.0]},
     }
-    report = grader.report(conditions(), "mine.jsonl", grades, verdicts, measured)
+    report = grader.report(
+        conditions(), "mine.jsonl", {names[0]: range(4), names[1]: range(4, 8)}, GRADES + GRADES, verdicts, measured
+    )
     # Of two groups in the middle the slower is the median one.
     assert report.settings == {"source": "mine.jsonl", "responses": 8, "rounds": 3, "median_group": names[0]}
     times = {(row["run, prompt"], row["grader"]): row for row in report.rows if "grader" in row}
@@ -113,7 +109,7 @@ def test_a_reward_in_the_file_that_is_none_is_refused(value):
     table = grader.invented_responses(1)
     table.at[1, "answer_reward"] = value
     with pytest.raises(ValueError, match=r"answer_reward: got .* in response 2; accepted is 0 or 1"):
-        grader.split(table)
+        grader.rewards_in(table)
 
 
 COURSE = """

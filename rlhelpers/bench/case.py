@@ -198,16 +198,19 @@ class Case:
             model.parameters(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay, eps=1e-6
         )
 
-    def update(self, model: PreTrainedModel) -> Tensor:
-        """Return what training added to the policy's weights: (parameters,)."""
+    def update(self, model: PreTrainedModel) -> list[Tensor]:
+        """Return what training added to each of the policy's weights."""
         pairs = zip(model.parameters(), self.policy.parameters(), strict=True)
-        return torch.cat([(new - old).detach().flatten() for new, old in pairs])
+        return [(new - old).detach() for new, old in pairs]
 
 
-def difference(update: Tensor, expected: Tensor) -> float:
+def difference(update: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
     """Return |update - expected| / |expected|, in the Euclidean norm over all parameters; infinite where nothing was
     expected, for two that do nothing would agree."""
-    return ((update - expected).norm() / expected.norm()).item() if expected.any() else float("inf")
+    pairs = zip(update, expected, strict=True)
+    off = torch.stack([torch.linalg.vector_norm(u - e, dtype=torch.float32) for u, e in pairs]).norm()
+    size = torch.stack([torch.linalg.vector_norm(e, dtype=torch.float32) for e in expected]).norm()
+    return (off / size).item() if size else float("inf")
 
 
 def refuse_unless_equal(found: float, name: str) -> None:

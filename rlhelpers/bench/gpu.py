@@ -11,14 +11,13 @@ import torch
 from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, Olmo2Config, PreTrainedModel
 
-from rlhelpers.bench.case import Rows, make_up_rows
-from rlhelpers.bench.measure import GIB, Clock, compare_seconds, in_turns, peak_bytes, reading
+from rlhelpers.bench.case import Rows, difference, make_up_rows
+from rlhelpers.bench.measure import GIB, Clock, compare_seconds, in_turns, peak_bytes, reading, synchronize
 from rlhelpers.bench.report import Report, conditions
 from rlhelpers.bench.variants import (
     GradientKeeper,
     Variant,
     compile_parts,
-    difference,
     ladder,
     training_flops,
 )
@@ -102,7 +101,8 @@ def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUND
     device = choose_device(device)
     scale = SCALES[size or ("1b" if device.startswith("cuda") else "small")]
     bench = prepare(scale, torch.device(device))
-    found = conditions() | {"device": device_name(bench.device), "cuda": torch.version.cuda}
+    name = torch.cuda.get_device_name(bench.device) if device.startswith("cuda") else "CPU"
+    found = conditions() | {"device": name, "cuda": torch.version.cuda}
     rate = matrix_rate(bench.device, bench.model.dtype, scale.matrix)
     variants = ladder(bench.device.type == "cuda")
     plain = GradientKeeper(bench.model)
@@ -134,14 +134,8 @@ def prepare(scale: Scale, device: torch.device) -> Bench:
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     architecture = Architecture.of(config)
-    rows = make_up_rows(
-        architecture.vocabulary,
-        scale.groups,
-        scale.group_size,
-        scale.prompt_tokens,
-        scale.response_tokens,
-        scale.without_signal,
-    )
+    lengths = scale.prompt_tokens, scale.response_tokens
+    rows = make_up_rows(architecture.vocabulary, scale.groups, scale.group_size, *lengths, scale.without_signal)
     can_share(model)  # found out once for a model
     optimizer = make_optimizer(model, make_config(learning_rate=1e-30))
     microbatch_size = scale.group_size
@@ -212,16 +206,6 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
         synchronize(device)
         rates.append(2 * size**3 * MULTIPLICATIONS / (time.perf_counter() - started))
     return max(rates)
-
-
-def synchronize(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def report(

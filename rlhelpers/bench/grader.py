@@ -5,7 +5,6 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,15 +44,6 @@ Row = tuple[str, str, str]
 VerdictFn = Callable[[str, str, str], Verdict]
 
 
-@dataclass(frozen=True)
-class Group:
-    """The responses of one run to one prompt, and what the file says that another grader gave each of them."""
-
-    name: str
-    rows: Sequence[Row]
-    rewards: Sequence[Verdict | None]
-
-
 def bench_grader(responses: str | Path | None = None, course: str | Path | None = None, rounds: int = ROUNDS) -> Report:
     """Grade a file of responses (`read_responses`; None: invented ones) by each grader.
 
@@ -65,22 +55,23 @@ def bench_grader(responses: str | Path | None = None, course: str | Path | None 
     if course is not None:
         graders[COURSE] = load_course(course)
     table = invented_responses() if responses is None else read_responses(responses, also=REWARDS)
-    groups = split(table)
+    in_the_file = rewards_in(table)
     found = conditions()
     found["versions"] |= installed_versions(("math-verify", "sympy"))
-    grades = {group.name: [grade(*row) for row in group.rows] for group in groups}
-    verdicts = {  # a warm-up too
-        name: {group.name: give_verdicts(name, grader, group.rows) for group in groups}
-        for name, grader in graders.items()
-    }
-    if any(verdict for group in groups for verdict in group.rewards):
-        verdicts[IN_THE_FILE] = {group.name: group.rewards for group in groups}
-    measured = {
-        group.name: in_turns({name: partial(_measure, grader, group) for name, grader in graders.items()}, rounds)
-        for group in groups
-    }
+    rows = list(zip(table.response, table.ground_truth, table.prompt, strict=True))
+    places = table.groupby(["run", "prompt"]).indices
+    groups = {f"{run}, {prompt}": indices.tolist() for (run, prompt), indices in places.items()}
+    grades = [grade(*row) for row in rows]
+    verdicts = {name: give_verdicts(name, grader, rows) for name, grader in graders.items()}  # a warm-up too
+    del verdicts[OURS]
+    if any(in_the_file):
+        verdicts[IN_THE_FILE] = in_the_file
+    measured = {}
+    for name, group in groups.items():
+        chosen = [rows[i] for i in group]
+        measured[name] = in_turns({n: partial(_measure, grader, chosen) for n, grader in graders.items()}, rounds)
     source = "invented" if responses is None else Path(responses).name
-    return report(found, source, grades, verdicts, measured)
+    return report(found, source, groups, grades, verdicts, measured)
 
 
 def our_verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
@@ -138,19 +129,14 @@ def invented_responses(count: int = 500) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**dict.fromkeys(REWARDS, None))
 
 
-def split(table: pd.DataFrame) -> list[Group]:
-    """Group by run and prompt.  Raise ValueError for a reward in the file that is neither 0 nor 1."""
+def rewards_in(table: pd.DataFrame) -> list[Verdict | None]:
+    """Return what the file says that another grader gave.  Raise ValueError for a reward that is neither 0 nor 1."""
     for name in REWARDS:
         for number, value in enumerate(table[name], start=1):
             if value is not None and value not in (0, 1):
                 raise ValueError(f"{name}: got {value!r} in response {number}; accepted is 0 or 1, or no such field")
-    groups = []
-    for (run, prompt), rows in table.groupby(["run", "prompt"]):
-        pairs = zip(*(rows[name] for name in REWARDS), strict=True)
-        rewards = [None if None in pair else (float(pair[0]), float(pair[1])) for pair in pairs]
-        texts = zip(rows.response, rows.ground_truth, rows.prompt, strict=True)
-        groups.append(Group(f"{run}, {prompt}", list(texts), rewards))
-    return groups
+    pairs = zip(*(table[name] for name in REWARDS), strict=True)
+    return [None if None in pair else (float(pair[0]), float(pair[1])) for pair in pairs]
 
 
 def give_verdicts(name: str, grader: VerdictFn, rows: Sequence[Row]) -> list[Verdict]:
@@ -167,50 +153,46 @@ def give_verdicts(name: str, grader: VerdictFn, rows: Sequence[Row]) -> list[Ver
     return verdicts
 
 
-def _measure(grader: VerdictFn, group: Group, number: int) -> float:
+def _measure(grader: VerdictFn, rows: Sequence[Row], number: int) -> float:
     """Return milliseconds per 1,000 responses.  Ours begins without what it remembers from the round before."""
     for cached in CACHES:
         cached.cache_clear()
     with Clock() as clock:
-        for row in group.rows:
+        for row in rows:
             grader(*row)
-    return clock.seconds / len(group.rows) * 1e6
+    return clock.seconds / len(rows) * 1e6
 
 
 def report(
     found: Mapping[str, Any],
     source: str,
-    grades: Mapping[str, Sequence[Grade]],
-    verdicts: Mapping[str, Mapping[str, Sequence[Verdict | None]]],
+    groups: Mapping[str, Sequence[int]],
+    grades: Sequence[Grade],
+    verdicts: Mapping[str, Sequence[Verdict | None]],
     measured: Mapping[str, Mapping[str, Sequence[float]]],
 ) -> Report:
-    """Make a row for each group and grader, and one for its agreement with ours.  By group: `grades`; `measured`, then
-    by grader, a time for each round.  `verdicts`: by grader, then by group."""
+    """Make a row for each group and grader, and one for its agreement with ours.  `groups`: the places of their
+    responses in `grades` and `verdicts`; `measured`: by group and grader, a time for each round."""
     rows = [
-        {"run, prompt": group, "responses": len(grades[group]), "grader": grader, **row}
+        {"run, prompt": group, "responses": len(groups[group]), "grader": grader, **_times(turns, by_grader[OURS])}
         for group, by_grader in measured.items()
-        for grader, row in times(by_grader).items()
+        for grader, turns in by_grader.items()
     ]
-    others = {name: by_group for name, by_group in verdicts.items() if name != OURS}
-    for name, by_group in others.items():
-        given = {"all": [verdict for group in grades for verdict in by_group[group]], **by_group}
-        ours = {"all": [grade for group in grades.values() for grade in group], **grades}
-        rows += [{"verdict": name, "of": group, **agreement(ours[group], given[group])} for group in ours]
+    for name, given in verdicts.items():
+        for group, places in {"all": range(len(grades)), **groups}.items():
+            found_there = agreement([grades[i] for i in places], [given[i] for i in places])
+            rows.append({"verdict": name, "of": group, **found_there})
     settings = {
         "source": source,
-        "responses": sum(len(group) for group in grades.values()),
+        "responses": len(grades),
         "rounds": len(next(iter(measured.values()))[OURS]),
         "median_group": median_group({name: row[OURS] for name, row in measured.items()}),
     }
     return Report("grader", found, settings, rows, NOTES)
 
 
-def times(measured: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Spread]]:
-    """Return for each grader, of one group, its time and its ratio to ours."""
-    return {
-        name: {"ms_per_1,000": Spread.of(rounds), "time_ratio": Spread.of_ratios(rounds, measured[OURS])}
-        for name, rounds in measured.items()
-    }
+def _times(turns: Sequence[float], ours: Sequence[float]) -> dict[str, Spread]:
+    return {"ms_per_1,000": Spread.of(turns), "time_ratio": Spread.of_ratios(turns, ours)}
 
 
 def agreement(grades: Sequence[Grade], verdicts: Sequence[Verdict | None]) -> dict[str, Any]:

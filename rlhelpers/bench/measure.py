@@ -130,6 +130,12 @@ def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
         return pool.submit(function, *arguments).result()
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was told."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     """Call the function; return the bytes of tensors at their fullest moment, beyond those that were there before.
 
@@ -137,11 +143,11 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     takes without torch's allocator is not seen.
     """
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         function()
-        torch.cuda.synchronize(device)
+        synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()

@@ -45,10 +45,10 @@ LONG = {
     "checkpoint_every": 100,
 }
 AHEAD_NOTES = [
-    "seconds per step: without validation, over the steps from the second to the last but one.  all steps: seconds of a "
-    "run, its first and last step too; the time ratio is theirs.",
-    "sampling: seconds that the trainer waits for rollouts.  One step ahead, the samples are those of the policy before "
-    "its last updates, and their mismatch is from the policy that is trained.",
+    "seconds per step: without validation, over the steps from the second to the last but one.",
+    "all steps: seconds of a run, its first and last step too; the time ratio is theirs.",
+    "sampling: seconds that the trainer waits for rollouts.",
+    "mismatch mean: one step ahead, the samples are those of the policy before its last updates.",
     "This is the time of a step, not what a step teaches: that takes runs with several seeds.",
 ]
 PROGRAM = """
@@ -124,7 +124,9 @@ def ahead_report(found: Mapping[str, Any], config: RunConfig, runs: Mapping[str,
         "updates_per_step": config.updates_per_step,
         "rounds": len(first),
     }
-    return Report("ahead", found, settings, [{"rollouts": n, **_row(kind, base)} for n, kind in runs.items()], AHEAD_NOTES)
+    return Report(
+        "ahead", found, settings, [{"rollouts": n, **_row(kind, base)} for n, kind in runs.items()], AHEAD_NOTES
+    )
 
 
 def _row(runs: Sequence[TimedRun], base: Sequence[float]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -148,11 +147,3 @@ class GradientKeeper:
 
     def step(self) -> None:
         self.gradients = [p.grad.detach().clone() for p in self.param_groups[0]["params"]]
-
-
-def difference(gradients: list[Tensor], expected: list[Tensor]) -> float:
-    """Return |g - g'| / |g'|, in the Euclidean norm over all parameters."""
-    pairs = zip(gradients, expected, strict=True)
-    off = torch.stack([torch.linalg.vector_norm(g - e, dtype=torch.float32) for g, e in pairs])
-    size = torch.stack([torch.linalg.vector_norm(e, dtype=torch.float32) for e in expected])
-    return (off.norm() / size.norm()).item()
