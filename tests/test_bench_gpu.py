@@ -1,16 +1,17 @@
 """The benchmark for GPUs at a size that the CPU can do: that variants do what they say, and what is refused."""
 
-import json
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from rlhelpers import cli, paths
-from rlhelpers.bench import gpu, training_tables, variants
-from rlhelpers.bench.flops import Read, matrix_rate, microbatches, reading, training_flops
-from rlhelpers.bench.made_up import make_batch
-from rlhelpers.bench.variants import GradientKeeper, almost_mean, ladder
+from rlhelpers.bench import gpu, variants
+from rlhelpers.bench.gpu import matrix_rate
+from rlhelpers.bench.measure import Read, Spread, reading
+from rlhelpers.bench.report import Report
+from rlhelpers.bench.variants import GradientKeeper, ladder, microbatches, training_flops
 from rlhelpers.doctor.machine import OLMO_1B
 from rlhelpers.doctor.memory import GIB, Architecture
 from rlhelpers.kernels import logprobs
@@ -48,19 +49,23 @@ def reads_of(bench, variant):
     return reads
 
 
+@pytest.mark.slow
 def test_the_command_measures_every_variant(compiled_by_nothing, roots, capsys):
     assert cli.main(["bench", "gpu", "--device", "cpu", "--size", "small"]) == 0
     printed = capsys.readouterr().out
-    assert "0.0e+00" in printed and "4 groups of 4 responses" in printed and "predicted" in printed
-    report = json.loads((paths.RUNS / "bench" / "gpu.json").read_text(encoding="utf-8"))
-    assert list(report["variants"]) == [*NAMES, COMPILED] and report["failed"] == {}
-    assert report["dtype"] == "float32" and report["conditions"]["device"] == "CPU" and report["rounds"] == 3
-    for name, row in report["variants"].items():
-        assert row["difference"] < 1e-5 and row["loss_difference"] < 1e-6 and row["grad_norm"] > 0
-        assert row["peak_bytes"] / 1.2 < row["predicted_bytes"] < row["peak_bytes"] * 1.2, name
+    assert "groups: 4\ngroup size: 4" in printed and "predicted GiB" in printed and "not measured" not in printed
+    report = Report.read(paths.RUNS / "bench" / "gpu.json")
+    assert [row["variant"] for row in report.rows] == [*NAMES, COMPILED]
+    assert (
+        report.settings["dtype"] == "float32" and report.settings["device"] == "CPU" and report.settings["rounds"] == 3
+    )
+    state = 3 * report.settings["parameters"] * 4 / GIB
+    for row in report.rows:
+        assert row["gradient_difference"] < 1e-5 and row["loss_difference"] < 1e-6 and row["grad_norm"] > 0
+        peak = row["GiB"] - state
+        assert peak / 1.2 < row["predicted_GiB"] - state < peak * 1.2, row["variant"]
         assert row["utilisation"] > 0 and row["tokens_per_second"] > 0
-    ratio = report["variants"]["plain"]["ratio"]
-    assert ratio == {"median": 1.0, "low": 1.0, "high": 1.0}
+    assert report.rows[0]["time_ratio"] == Spread(1.0, 1.0, 1.0) and report.rows[0]["gradient_difference"] == 0
 
 
 def test_each_variant_leaves_out_what_it_says(bench):
@@ -73,27 +78,34 @@ def test_each_variant_leaves_out_what_it_says(bench):
     assert all(later.past == prompt.width for prompt, later in zip(shared[::2], shared[1::2], strict=True))
     assert [r.rows for r in read[NAMES[4]]] == [4] * 3
     assert not bench.model.is_gradient_checkpointing  # taken off again
-    responses = [len(response) for _, response in bench.batch.token_ids]
-    assert named("plain").scored_tokens(bench.batch, read["plain"]) == sum(r.tokens for r in read["plain"])
-    assert named("+ shared prompts").scored_tokens(bench.batch, shared) == sum(responses)
-    assert named("+ pruning").scored_tokens(bench.batch, pruned) == sum(responses[:12])
+    responses = [len(response) for _, response in bench.rows.token_ids]
+    assert named("plain").scored_tokens(bench.rows, read["plain"]) == sum(r.tokens for r in read["plain"])
+    assert named("+ shared prompts").scored_tokens(bench.rows, shared) == sum(responses)
+    assert named("+ pruning").scored_tokens(bench.rows, pruned) == sum(responses[:12])
 
 
 def test_holding_all_logits_takes_more(bench):
     loss, gradients = plain_step(bench)
     plain, chunked = (gpu.check(bench, named(name), loss, gradients) for name in NAMES[:2])
-    assert plain.peak_bytes > chunked.peak_bytes and plain.flops > chunked.flops
-    assert plain.difference == plain.loss_difference == 0
+    assert plain["GiB"] > chunked["GiB"] and plain["flops"] > chunked["flops"]
+    assert plain["gradient_difference"] == plain["loss_difference"] == 0
 
 
-@pytest.mark.parametrize("breakage", ["positions", "baseline", "loss"])
+@pytest.mark.slow
+@pytest.mark.parametrize("breakage", ["positions", "rewards", "loss"])
 def test_a_variant_that_computes_something_else_is_refused(breakage, monkeypatch, compiled_by_nothing):
     if breakage == "positions":
         right = logprobs.response_states
         monkeypatch.setattr(logprobs, "response_states", lambda model, ids, mask: right(model, ids, mask).roll(1, 0))
         broken = {"+ shared prompts", "+ pruning", COMPILED}
-    elif breakage == "baseline":
-        monkeypatch.setattr(variants, "almost_mean", lambda rewards: almost_mean(rewards) + 0.01)
+    elif breakage == "rewards":
+        step = variants.package_step
+
+        def other(model, tokenizer, optimizer, rows, *rest):
+            rewards = [reward + 0.01 * (i == 0) for i, reward in enumerate(rows.rewards)]
+            return step(model, tokenizer, optimizer, replace(rows, rewards=rewards), *rest)
+
+        monkeypatch.setattr(variants, "package_step", other)
         broken = {"+ pruning", "checkpointed, prompts not shared", COMPILED}
     else:
         right_too = logprobs.log_probs_and_entropy
@@ -102,14 +114,19 @@ def test_a_variant_that_computes_something_else_is_refused(breakage, monkeypatch
             log_probs, entropy = right_too(*arguments)
             return log_probs + torch.linspace(0, 1, len(log_probs)), entropy
 
-        monkeypatch.setattr(logprobs, "log_probs_and_entropy", shifted)  # the gradient is as it was
+        for module in (logprobs, variants):
+            monkeypatch.setattr(module, "log_probs_and_entropy", shifted)  # the gradient is as it was
         broken = {*NAMES[1:], COMPILED}
     report = gpu.bench_gpu("cpu", rounds=1)
-    assert set(report["failed"]) == broken and not broken & set(report["variants"])
-    assert all("ValueError: the gradient differs from the plain step's by" in why for why in report["failed"].values())
-    assert "+ pruning: not measured, ValueError: the gradient differs" in training_tables.gpu_text(report)
+    failed = {row["variant"]: row["not_measured"] for row in report.rows if "not_measured" in row}
+    assert (
+        set(failed) == broken and {row["variant"] for row in report.rows if "GiB" in row} == {*NAMES, COMPILED} - broken
+    )
+    assert all("ValueError: the gradient differs from the plain step's by" in why for why in failed.values())
+    assert failed["+ pruning"] in str(report)
 
 
+@pytest.mark.slow
 def test_a_variant_that_breaks_off_has_no_speed(monkeypatch):
     def no_compiler(model):
         for module in model.modules():
@@ -121,8 +138,8 @@ def test_a_variant_that_breaks_off_has_no_speed(monkeypatch):
 
     monkeypatch.setattr(gpu, "compile_parts", no_compiler)
     report = gpu.bench_gpu("cpu", rounds=1)
-    assert list(report["failed"]) == [COMPILED] and "no compiler" in training_tables.gpu_text(report)
-    assert list(report["variants"]) == NAMES
+    assert report.rows[-1]["variant"] == COMPILED and "no compiler" in report.rows[-1]["not_measured"]
+    assert [row["variant"] for row in report.rows if "GiB" in row] == NAMES
 
 
 def test_a_plain_step_without_a_number_is_an_error(compiled_by_nothing, monkeypatch, capsys):
@@ -139,7 +156,7 @@ def test_a_plain_step_without_a_number_is_an_error(compiled_by_nothing, monkeypa
 def test_model_flops_are_those_of_the_products(bench):
     """torch counts them too; attention by hand, whose backward pass in one kernel computes the scores again."""
     bench.model.set_attn_implementation("eager")
-    plain = variants.replace(named("plain"), attention="eager")
+    plain = replace(named("plain"), attention="eager")
     with FlopCounterMode(display=False) as counter:
         reads = reads_of(bench, plain)
     assert counter.get_total_flops() == training_flops(bench.architecture, reads, sum(r.tokens for r in reads))
@@ -153,7 +170,7 @@ def test_model_flops_by_hand():
 
 def test_the_rate_of_products(monkeypatch):
     ticks = iter([0.0, 2.0, 2.0, 3.0, 3.0, 7.0, 7.0, 9.0, 9.0, 11.0])
-    monkeypatch.setattr("rlhelpers.bench.flops.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr("rlhelpers.bench.gpu.time.perf_counter", lambda: next(ticks))
     assert matrix_rate(CPU, torch.float32, 8) == 20 * 2 * 8**3 / 1.0
 
 
@@ -171,15 +188,6 @@ def test_flash_attention_where_it_is_installed(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name == "flash_attn" or None)
     assert [v.attention for v in ladder(on_gpu=False)] == ["sdpa"] * 6
     assert [v.attention for v in ladder(on_gpu=True)] == ["sdpa"] * 4 + ["flash_attention_2"] * 3
-
-
-def test_made_up_batches():
-    batch = make_batch(50, 3, 2, (4, 6), (1, 3), without_signal=1)
-    assert batch == make_batch(50, 3, 2, (4, 6), (1, 3), without_signal=1)
-    assert batch.rewards == [1.0, 0.0, 1.0, 0.0, 0.0, 0.0]
-    assert [batch.has_signal(i) for i in range(6)] == [True] * 4 + [False] * 2
-    assert all(4 <= len(p) <= 6 and 1 <= len(r) <= 3 for p, r in batch.token_ids)
-    assert batch.token_ids[0][0] is batch.token_ids[1][0] and batch.token_ids[1][0] != batch.token_ids[2][0]
 
 
 def test_a_device_that_is_not_here(capsys):

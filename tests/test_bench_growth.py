@@ -1,13 +1,14 @@
 """The benchmark of growth: exponents, what is refused, the report, its table and its picture; never how fast it is."""
 
-import json
 import math
 
 import pytest
 
 from rlhelpers import cli, paths
-from rlhelpers.bench import conditions, growth, pictures, training_tables
-from rlhelpers.bench.growth import Seconds, Size, exponent
+from rlhelpers.bench import growth
+from rlhelpers.bench.growth import Size, exponent
+from rlhelpers.bench.measure import Spread
+from rlhelpers.bench.report import Report, conditions
 from rlhelpers.models import load_policy
 from rlhelpers.rollouts import TorchEngine
 
@@ -41,32 +42,25 @@ def test_the_interval_by_hand():
 
 def test_the_report_from_numbers():
     sizes = [Size(**{name: value}) for name, values in growth.SWEEPS.items() for value in values]
-    measured = {
-        s: [Seconds(s.responses * s.tokens, s.tokens), Seconds(1.1 * s.responses * s.tokens, 2.0)] for s in sizes
-    }
-    report = growth.report(
-        conditions.conditions(), growth.SWEEPS, Size(), measured, {64: 2**28, 128: 2**28, 256: 2**28}
-    )
-    times = report["times"]
-    assert times["responses"]["training"]["seconds"][0] == {
-        "median": 1075.2,
-        "low": 1024,
-        "high": pytest.approx(1126.4),
-    }
-    assert times["responses"]["training"]["exponent"]["exponent"] == pytest.approx(1)
-    assert times["group_size"]["training"]["exponent"]["exponent"] == pytest.approx(0)
-    assert report["memory"]["exponent"]["exponent"] == 0 and report["rounds"] == 2
-    text = training_tables.growth_text(report)
-    assert "1.00 (1.00 to 1.00)" in text and "128 responses of 64 tokens in groups of 8" in text
-    line = next(line for line in text.splitlines() if "MiB" in line)
-    assert line.split() == ["responses", "64", "256", "training,", "MiB", "256", "256", "0.00", "(0.00", "to", "0.00)"]
+    measured = {s: [(s.responses * s.tokens, s.tokens), (1.1 * s.responses * s.tokens, 2.0)] for s in sizes}
+    extra = {64: 2**28, 128: 2**28, 256: 2**28}
+    report = growth.report(conditions(), growth.SWEEPS, Size(), measured, extra)
+    rows = {(row["grows"], row["measured"]): row for row in report.rows}
+    training = rows["responses", growth.TRAINING]
+    assert training["results"][0] == Spread(pytest.approx(1075.2), 1024, pytest.approx(1126.4))
+    assert training["at_first"] == training["results"][0].median and (training["from"], training["to"]) == (16, 256)
+    assert training["exponent"] == pytest.approx(1) and training["values"] == [16, 32, 64, 128, 256]
+    assert rows["group_size", growth.TRAINING]["exponent"] == pytest.approx(0)
+    memory = rows["responses", growth.MEMORY]
+    assert memory["exponent"] == 0 and memory["at_first"] == memory["at_last"] == 256 and memory["to"] == 256
+    assert report.settings["rounds"] == 2 and "responses: 128\ntokens: 64\ngroup size: 8" in str(report)
 
 
 def test_a_batch_is_what_its_size_says(tiny):
     policy, tokenizer = tiny
-    batch = growth._batch(SMALL, policy)
-    assert len(batch.rewards) == 8 and {len(response) for _, response in batch.token_ids} == {4}
-    assert len({tuple(prompt) for prompt, _ in batch.token_ids}) == 4 and batch.tokens == 8 * (128 + 4)
+    rows = growth._rows(SMALL, policy)
+    assert len(rows.rewards) == 8 and {len(response) for _, response in rows.token_ids} == {4}
+    assert len({tuple(prompt) for prompt, _ in rows.token_ids}) == 4 and rows.tokens == 8 * (128 + 4)
     rollouts = growth._sample(SMALL, policy, tokenizer, 0)
     assert [len(c.token_ids) for rollout in rollouts for c in rollout.completions] == [4] * 8
     weights = [p.clone() for p in policy.parameters()]
@@ -83,25 +77,30 @@ def test_less_work_than_asked_is_refused(tiny, monkeypatch):
     with pytest.raises(ValueError, match="no speeds, for torch gave 6 samples"):
         growth.check(SMALL, *tiny)
     monkeypatch.undo()
-    unpaid = growth.make_batch(100, 4, 2, (3, 3), (4, 4), without_signal=1)
-    monkeypatch.setattr(growth, "_batch", lambda size, policy: unpaid)
+    unpaid = growth.make_up_rows(100, 4, 2, (3, 3), (4, 4), without_signal=1)
+    monkeypatch.setattr(growth, "_rows", lambda size, policy: unpaid)
     with pytest.raises(ValueError, match=r"growth: no times, for Size.* was not trained on"):
         growth.check(SMALL, *tiny)
 
 
+@pytest.mark.slow
+def test_memory_is_measured_in_a_process_of_its_own():
+    assert growth.in_own_process(growth.extra_bytes, SMALL) > 1e6
+
+
 def test_the_command_writes_numbers_and_a_picture(monkeypatch, roots, tmp_path, capsys):
-    """Memory is measured in processes of its own, which know nothing of a test."""
     monkeypatch.setattr(paths, "FIGURES", tmp_path / "figures")
+    monkeypatch.setattr(growth, "in_own_process", lambda function, size: 2**20 * (100 + size.responses))
     bench = growth.bench_growth
     small = {"sweeps": SWEEPS, "batches": (32, 64, 96), "size": SMALL, "rounds": 1}
     monkeypatch.setattr(growth, "bench_growth", lambda: bench(**small))
     assert cli.main(["bench", "growth"]) == 0
     assert "exponent" in capsys.readouterr().out
-    report = json.loads((paths.RUNS / "bench" / "growth.json").read_text(encoding="utf-8"))
-    assert (
-        report["times"]["tokens"]["values"] == [2, 4, 8] and len(report["times"]["tokens"]["sampling"]["seconds"]) == 3
-    )
-    assert all(extra > 1e6 for extra in report["memory"]["extra_bytes"])
+    report = Report.read(paths.RUNS / "bench" / "growth.json")
+    rows = {(row["grows"], row["measured"]): row for row in report.rows}
+    assert len(rows) == 7 and rows["tokens", growth.SAMPLING]["values"] == [2, 4, 8]
+    assert len(rows["tokens", growth.SAMPLING]["results"]) == 3
+    assert rows["responses", growth.MEMORY]["results"][0] == Spread(132.0, 132.0, 132.0)
     assert (tmp_path / "figures" / "growth.png").stat().st_size > 10_000
-    titles = [axes.get_title() for axes in pictures.growth(report).axes]
+    titles = [axes.get_title() for axes in growth.draw(report).axes]
     assert titles[0] == "responses of 4 tokens, in groups of 2" and titles[3] == f"{titles[0]}, 32 rows at a time"

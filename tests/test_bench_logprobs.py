@@ -1,14 +1,13 @@
 """The benchmark of log-probs over a large vocabulary: its check, its arithmetic, its table; never how fast it is."""
 
-import json
-
 import pytest
 import torch
 
 from rlhelpers import cli, paths
-from rlhelpers.bench import logprobs, training_tables
-from rlhelpers.bench.conditions import conditions
-from rlhelpers.bench.logprobs import CONTESTANTS, Measurement, Work
+from rlhelpers.bench import logprobs
+from rlhelpers.bench.logprobs import CONTESTANTS, Work
+from rlhelpers.bench.measure import MIB, Spread
+from rlhelpers.bench.report import Report, conditions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -32,9 +31,10 @@ def test_both_compute_the_same(tmp_path, dtype):
     logprobs.refuse_unless_same(differences, dtype)
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_measures_and_writes(tmp_path):
     measured = logprobs._turn("in chunks", Work("float32", **SIZES), tmp_path / "results", 1)
-    assert measured.seconds > 0 and measured.extra_bytes >= 0
+    assert measured[0] > 0 and measured[1] >= 0
     assert torch.load(tmp_path / "results")["entropies"].shape == (12,)
 
 
@@ -64,21 +64,25 @@ def test_no_number_is_refused():
 def test_the_report_from_numbers():
     gradients = (12 + 40) * 8 * 2
     measured = {
-        "all logits": [Measurement(s, gradients + extra) for s, extra in ((4.0, 900), (5.0, 1000), (8.0, 1000))],
-        "in chunks": [Measurement(s, gradients + extra) for s, extra in ((2.0, 125), (5.0, 125), (6.0, 100))],
+        "all logits": [(s, gradients + extra) for s, extra in ((4.0, 900), (5.0, 1000), (8.0, 1000))],
+        "in chunks": [(s, gradients + extra) for s, extra in ((2.0, 125), (5.0, 125), (6.0, 100))],
     }
-    work = logprobs.summary(Work("bfloat16", **SIZES), {"log-probs": 1e-6}, measured)
-    ours = work["contestants"]["in chunks"]
-    assert ours["ratio"] == {"median": 0.75, "low": 0.5, "high": 1.0} and ours["rounds"] == 3
-    assert ours["beyond_ratio"] == 8.0 and work["contestants"]["all logits"]["memory_ratio"] == 1.0
-    assert work["gradient_bytes"] == gradients and ours["memory_ratio"] == (gradients + 1000) / (gradients + 125)
-    text = training_tables.logprobs_text(logprobs.report(conditions(), [work]))
-    assert "0.75 (0.50 to 1.00)" in text and "log-probs 1.0e-06" in text and "vocabulary 40" in text
+    work = Work("bfloat16", **SIZES)
+    report = logprobs.report(conditions(), [(work, {"log-probs": 1e-6}, measured)])
+    plain, ours = report.rows
+    assert ours["time_ratio"] == Spread(0.75, 0.5, 1.0) and report.settings["rounds"] == 3
+    assert (
+        ours["times_less_beyond"] == 8.0 and plain["times_less"] == 1.0 and plain["beyond_gradients_MiB"] == 1000 / MIB
+    )
+    assert work.gradient_bytes == gradients and ours["times_less"] == (gradients + 1000) / (gradients + 125)
+    text = str(report)
+    assert "0.750 (0.500 to 1.00)" in text and "log-probs 1.0e-06" in text and "vocabulary 40" in text
 
 
 def test_the_command(monkeypatch, in_this_process, roots, capsys):
     monkeypatch.setattr(Work, "inputs", lambda work, inputs=Work.inputs: inputs(Work(work.dtype, **SIZES)))
     assert cli.main(["bench", "logprobs", "--dtype", "bfloat16", "--tokens", "12", "--rounds", "2"]) == 0
     assert "in chunks" in capsys.readouterr().out
-    [work] = json.loads((paths.RUNS / "bench" / "logprobs.json").read_text(encoding="utf-8"))["works"]
-    assert work["dtype"] == "bfloat16" and work["tokens"] == 12 and work["contestants"]["in chunks"]["rounds"] == 2
+    report = Report.read(paths.RUNS / "bench" / "logprobs.json")
+    assert [(row["dtype"], row["log-probs"]) for row in report.rows] == [("bfloat16", name) for name in CONTESTANTS]
+    assert report.settings["bfloat16"]["tokens"] == 12 and report.settings["rounds"] == 2

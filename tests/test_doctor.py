@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
 
 from rlhelpers import cli, paths
-from rlhelpers.bench.allocations import peak_bytes
+from rlhelpers.bench.measure import peak_bytes
 from rlhelpers.doctor import report as doctor
 from rlhelpers.doctor.finding import Finding, as_table
 from rlhelpers.doctor.fit import settings_that_fit

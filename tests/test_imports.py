@@ -6,7 +6,9 @@ import sys
 import pytest
 
 from rlhelpers import cli, paths
-from rlhelpers.bench import imports, tables
+from rlhelpers.bench import imports
+from rlhelpers.bench.measure import Spread
+from rlhelpers.bench.report import Report
 
 HEAVY = {
     *("torch", "vllm", "ray", "transformers", "tokenizers", "datasets", "reasoning_gym", "sympy", "math_verify"),
@@ -15,6 +17,7 @@ HEAVY = {
 TORCH = {"torch", "numpy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "allowed"),
     [
@@ -35,11 +38,13 @@ def test_what_comes_with_a_module(module, allowed):
     assert set(found) <= allowed
 
 
+@pytest.mark.slow
 def test_help_needs_nothing():
     start = imports.start(imports.PROGRAMS["rlhelpers --help"], 1)
     assert not start.has_torch and start.seconds >= 0
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_is_not_quick():
     with pytest.raises(RuntimeError, match=r"imports: 'import nothing_of_this_name' failed: ModuleNotFoundError"):
         imports.start("import nothing_of_this_name", 1)
@@ -53,11 +58,11 @@ def test_the_report_from_numbers():
         "rlhelpers.kernels": [imports.Start(1.75, True), imports.Start(1.75, True)],
     }
     report = imports.report(imports.conditions(), measured)
-    assert report["rounds"] == 2 and report["starts"]["torch"]["seconds"] == {"median": 1.5, "low": 1.0, "high": 2.0}
-    assert report["starts"]["rlhelpers.tasks"]["beyond"] == pytest.approx(0.07)
-    assert report["starts"]["rlhelpers.kernels"]["beyond"] == pytest.approx(0.25)
-    text = tables.imports_text(report)
-    assert "+0.25" in text and "1.50 (1.00 to 2.00)" in text and "of 2 rounds" in text
+    rows = {row["start"]: row for row in report.rows}
+    assert report.settings == {"rounds": 2} and rows["torch"]["CPU_seconds"] == Spread(1.5, 1.0, 2.0)
+    assert rows["rlhelpers.tasks"]["beyond"] == pytest.approx(0.07) and not rows["rlhelpers.tasks"]["torch"]
+    assert rows["rlhelpers.kernels"]["beyond"] == pytest.approx(0.25)
+    assert "1.50 (1.00 to 2.00)" in str(report)
 
 
 def test_the_command_writes_a_report(monkeypatch, roots, capsys):
@@ -65,4 +70,4 @@ def test_the_command_writes_a_report(monkeypatch, roots, capsys):
     monkeypatch.setattr(imports, "start", lambda program, number: imports.Start(float(number), program != "import sys"))
     assert cli.main(["bench", "imports"]) == 0
     assert str(paths.RUNS / "bench" / "imports.json") in capsys.readouterr().out
-    assert (paths.RUNS / "bench" / "imports.json").exists()
+    assert Report.read(paths.RUNS / "bench" / "imports.json").rows[1]["CPU_seconds"] == Spread(3.0, 1.0, 5.0)

@@ -1,8 +1,7 @@
-"""Whether an engine samples from the policy: its speed means nothing before that is shown."""
+"""Does an engine sample from the policy?  Its speed means nothing before that is shown."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,56 +18,46 @@ ROWS = 64
 MAX_STANDARD_ERRORS = 5.0
 
 
-@dataclass(frozen=True)
-class Agreement:
-    """Of an engine and the policy, over the tokens of some samples.
-
-    `mismatch_mean` and `mismatch_max` of |log pi - log mu| in nats: is what the engine says of its samples true?  None
-    for an engine that says nothing.
-    `bias`: in standard errors, the mean over tokens of log pi(y_t) + H(pi), which is 0 on average where tokens are
-    drawn from pi: are the samples what a policy of that entropy would say?  A greedy engine can be right about its
-    log-probs and still draw the wrong tokens.  None where `min_tokens` bars the end, for pi does not.
-    """
-
-    mismatch_mean: float | None
-    mismatch_max: float | None
-    bias: float | None
-
-
 def agreement(
     rollouts: Sequence[Rollout], sampling: Sampling, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> Agreement:
-    """Scores every sampled token by the policy.  `sampling`: at temperature 1, with top_p 1."""
+) -> dict[str, float | None]:
+    """Score every sampled token by the policy.  `sampling`: at temperature 1, with top_p 1.
+
+    Returns `mismatch_mean` and `mismatch_max` of |log pi - log mu| in nats, None for an engine that gives no log-probs;
+    and `bias`, see `sampling_bias`, None where `min_tokens` bars the end of text, which pi does not.
+    """
     samples = [(r.prompt_token_ids, c) for r in rollouts for c in r.completions]
     log_probs, entropy = score([(prompt, c.token_ids) for prompt, c in samples], policy, tokenizer)
     engine = torch.tensor([log_prob for _, c in samples for log_prob in c.log_probs])
-    mean, largest = None, None
-    if len(engine):
-        found = engine_mismatch(log_probs[None], engine[None], torch.ones_like(log_probs)[None])
-        mean, largest = found["mismatch_mean"], found["mismatch_max"]
-    return Agreement(mean, largest, None if sampling.min_tokens else sampling_bias(log_probs, entropy))
+    found = engine_mismatch(log_probs[None], engine[None], torch.ones_like(log_probs)[None]) if len(engine) else {}
+    bias = None if sampling.min_tokens else sampling_bias(log_probs, entropy)
+    return {name: found.get(name) for name in ("mismatch_mean", "mismatch_max")} | {"bias": bias}
 
 
 def sampling_bias(log_probs: Tensor, entropy: Tensor) -> float:
-    """See Agreement; of tokens that were sampled at temperature 1, (tokens,) each, as `score` gives them."""
+    """Return the mean over tokens of log pi(y_t) + H(pi), in standard errors; (tokens,) each, as `score` gives them.
+
+    Its expectation is 0 where tokens are drawn from pi.  A greedy engine can give true log-probs and still draw the
+    wrong tokens.
+    """
     surplus = (log_probs + entropy).double()
     return (surplus.mean() / (surplus.std() / math.sqrt(len(surplus)))).item()
 
 
-def refuse_unless_same(found: Agreement, engine: str, dtype: torch.dtype) -> None:
-    """Raises ValueError naming the engine where its speed would be that of another computation."""
-    limit = LIMITS[dtype]
-    if found.mismatch_mean is not None and not found.mismatch_mean <= limit:
+def refuse_unless_same(found: dict[str, float | None], engine: str, dtype: torch.dtype) -> None:
+    """Raise ValueError naming the engine where it computes something else than the policy."""
+    mean, limit = found["mismatch_mean"], LIMITS[dtype]
+    if mean is not None and not mean <= limit:
         raise ValueError(
-            f"engines: no speeds, for {engine}'s log-probs differ from the policy's by {found.mismatch_mean:.3g} nats "
-            f"on average, at most {found.mismatch_max:.3g}; accepted is a mean of up to {limit}"
+            f"engines: no speeds, for {engine}'s log-probs differ from the policy's by {mean:.3g} nats on average, at "
+            f"most {found['mismatch_max']:.3g}; accepted is a mean of up to {limit}"
         )
-    if found.bias is not None:
-        refuse_unless_unbiased(found.bias, engine)
+    if found["bias"] is not None:
+        refuse_unless_unbiased(found["bias"], engine)
 
 
 def refuse_unless_unbiased(bias: float, engine: str) -> None:
-    """Raises ValueError naming the engine that does not sample from the policy."""
+    """Raise ValueError naming the engine that does not sample from the policy."""
     if not abs(bias) <= MAX_STANDARD_ERRORS:
         raise ValueError(
             f"engines: no speeds, for {engine} does not sample from the policy: the mean log-prob of its tokens is "
@@ -77,7 +66,7 @@ def refuse_unless_unbiased(bias: float, engine: str) -> None:
 
 
 def refuse_unless_done(rollouts: Sequence[Rollout], prompts: Sequence[str], sampling: Sampling, engine: str) -> None:
-    """Raises ValueError naming the engine where it did other work than it was given."""
+    """Raise ValueError naming the engine where it did other work than it was given."""
     lengths = [len(completion.token_ids) for rollout in rollouts for completion in rollout.completions]
     same = [rollout.prompt for rollout in rollouts] == list(prompts) and len(lengths) == len(prompts) * sampling.n
     if not same or not all(sampling.min_tokens <= length <= sampling.max_tokens for length in lengths):
@@ -88,20 +77,19 @@ def refuse_unless_done(rollouts: Sequence[Rollout], prompts: Sequence[str], samp
         )
 
 
-def score(token_ids: TokenIds, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
-    """The policy's log-probs of the response tokens and the entropies of its distributions there, (tokens,) each, row
-    by row.  Whole rows are read, nothing is shared."""
-    parts = [_score(token_ids[start : start + ROWS], policy, tokenizer) for start in range(0, len(token_ids), ROWS)]
-    log_probs, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
-    return log_probs, entropy
-
-
 @torch.no_grad()
-def _score(pairs: TokenIds, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
-    prompts, outputs = zip(*pairs, strict=True)
-    batch = pad_prompts_and_outputs(prompts, outputs, padding_id(tokenizer))
-    inputs, labels = batch["input_ids"].to(policy.device), batch["labels"].to(policy.device)
-    with eval_mode(policy):
-        scored = get_response_log_probs(policy, inputs, labels, return_token_entropy=True)
-    mask = batch["response_mask"]
-    return scored["log_probs"].cpu()[mask], scored["token_entropy"].cpu()[mask]
+def score(token_ids: TokenIds, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Tensor, Tensor]:
+    """Return the policy's log-probs of the response tokens and its entropies there, (tokens,) each, row by row.
+
+    Whole rows are read: nothing is shared that could be wrong in the engine too.
+    """
+    log_probs, entropy = [], []
+    for start in range(0, len(token_ids), ROWS):
+        pairs = zip(*token_ids[start : start + ROWS], strict=True)
+        batch = pad_prompts_and_outputs(*pairs, padding_id(tokenizer))
+        inputs, labels = batch["input_ids"].to(policy.device), batch["labels"].to(policy.device)
+        with eval_mode(policy):
+            scored = get_response_log_probs(policy, inputs, labels, return_token_entropy=True)
+        log_probs.append(scored["log_probs"].cpu()[batch["response_mask"]])
+        entropy.append(scored["token_entropy"].cpu()[batch["response_mask"]])
+    return torch.cat(log_probs), torch.cat(entropy)

@@ -1,30 +1,114 @@
-"""What all contestants train: one policy, one task, one configuration."""
+"""What all contestants train: one policy, one task, one configuration.  Here alone bench calls the package's own step
+and run."""
+
+from __future__ import annotations
 
 import copy
-import importlib.util
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rlhelpers.kernels.train_step import TokenIds
+from rlhelpers.kernels.estimators import ESTIMATORS
+from rlhelpers.kernels.microbatches import make_batch
+from rlhelpers.kernels.tokens import padding_id
+from rlhelpers.kernels.train_step import TokenIds, policy_gradient_step
 from rlhelpers.models import load_policy
-from rlhelpers.rollouts import Rollout, Sampling
+from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training.config import RunConfig, make_config
+from rlhelpers.training.draws import derive_seed, draw_batch
 from rlhelpers.training.evaluation import flatten
-from rlhelpers.training.loop import derive_seed, draw_batch
-from rlhelpers.training.scores import token_ids
+from rlhelpers.training.loop import Run
+from rlhelpers.training.updates import token_ids
 
 LARGEST_DIFFERENCE = 1e-4
+ONLY_PADDING = SimpleNamespace(pad_token_id=0, eos_token_id=None)  # all that a step asks of a tokenizer here
 
 
-def configuration(**settings: Any) -> RunConfig:
-    """The default run on the CPU but for its estimator, Dr. GRPO, which is the same formula in TRL, and `settings`."""
-    return make_config(experiment="bench", estimator="dr_grpo", device="cpu", **settings)
+@dataclass(frozen=True)
+class Rows:
+    """What one step of Dr. GRPO is made from: groups of responses side by side, with a reward each.  `constant`: what
+    the sum over all response tokens is divided by."""
+
+    token_ids: TokenIds
+    rewards: list[float]
+    group_size: int
+    constant: float
+
+    @property
+    def tokens(self) -> int:
+        """Of all rows, prompts and responses."""
+        return sum(len(prompt) + len(response) for prompt, response in self.token_ids)
+
+    def has_signal(self, row: int) -> bool:
+        """Whether any response of its group earned something."""
+        first = row - row % self.group_size
+        return any(self.rewards[first : first + self.group_size])
+
+
+Step = Callable[
+    [PreTrainedModel, PreTrainedTokenizerBase, Optimizer, Rows, int, float | None], tuple[Tensor, dict[str, Any]]
+]
+"""(model, tokenizer, optimizer, rows, microbatch_size, max_grad_norm) -> loss and metadata, `grad_norm` among them."""
+
+
+def package_step(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    optimizer: Optimizer,
+    rows: Rows,
+    microbatch_size: int,
+    max_grad_norm: float | None,
+) -> tuple[Tensor, dict[str, Any]]:
+    """Take one step of Dr. GRPO (arXiv:2503.20783) by the package; return what `policy_gradient_step` returns."""
+    batch = make_batch(rows.token_ids, torch.tensor(rows.rewards), rows.group_size, padding_id(tokenizer))
+    return policy_gradient_step(
+        model,
+        optimizer,
+        batch,
+        ESTIMATORS["dr_grpo"],
+        gradient_accumulation_steps=len(batch) // microbatch_size,
+        max_grad_norm=max_grad_norm,
+        normalization_constant=rows.constant,
+    )
+
+
+def package_run(case: Case, model: PreTrainedModel, optimizer: Optimizer, engine: RolloutEngine) -> Run:
+    """Return a run whose `step` can be measured.  It writes no records."""
+    log = SimpleNamespace(remark=print, records=None)
+    return Run(case.config, case.task, model, case.tokenizer, engine, optimizer, log)
+
+
+def make_up_rows(
+    vocabulary: int,
+    groups: int,
+    group_size: int,
+    prompt_tokens: tuple[int, int],
+    response_tokens: tuple[int, int],
+    without_signal: int = 0,
+) -> Rows:
+    """Return rows of random tokens, always the same: how long a step takes does not depend on what they say.
+
+    Lengths are drawn from shortest to longest, both included.  Rewards alternate between 1 and 0; the last
+    `without_signal` groups earn nothing.
+    """
+    rng = random.Random(0)
+
+    def draw(shortest: int, longest: int) -> list[int]:
+        return rng.choices(range(vocabulary), k=rng.randint(shortest, longest))
+
+    prompts = [draw(*prompt_tokens) for _ in range(groups)]
+    rows = [(prompt, draw(*response_tokens)) for prompt in prompts for _ in range(group_size)]
+    paid = (groups - without_signal) * group_size
+    rewards = [float(i % 2 == 0 and i < paid) for i in range(len(rows))]
+    return Rows(rows, rewards, group_size, float(sum(len(response) for _, response in rows)))
 
 
 @dataclass(frozen=True)
@@ -51,6 +135,12 @@ class Batch:
         return sum(len(response) for _, response in self.token_ids)
 
 
+def configuration(**settings: Any) -> RunConfig:
+    """Return the default run's on the CPU, but for `settings` and the estimator: Dr. GRPO is the same formula in
+    TRL."""
+    return make_config(experiment="bench", estimator="dr_grpo", device="cpu", **settings)
+
+
 @dataclass(frozen=True)
 class Case:
     """`policy` is never trained: contestants take copies of it."""
@@ -68,7 +158,7 @@ class Case:
         return cls(config, task, policy, tokenizer, Grader(get_prompt(config.prompt), task.verify))
 
     def problems(self, number: int) -> list[Problem]:
-        """Those of the run's step 1, 2, ..."""
+        """Return those of the run's step 1, 2, ..."""
         return draw_batch(self.task.train, number - 1, self.config.prompts_per_step, self.config.seed)
 
     def prompts(self, number: int) -> list[str]:
@@ -80,40 +170,44 @@ class Case:
             n=self.config.group_size, max_tokens=self.config.max_tokens, stop=self.grader.prompt.stop, seed=seed
         )
 
-    def rewards(self, batch: Batch) -> Tensor:
+    def rewards(self, batch: Batch) -> list[float]:
         pairs = zip(batch.responses, batch.ground_truths, strict=True)
-        return torch.tensor([self.grader(response, truth)["reward"] for response, truth in pairs])
+        return [self.grader(response, truth)["reward"] for response, truth in pairs]
+
+    def train(self, step: Step, model: PreTrainedModel, optimizer: Optimizer, batch: Batch) -> None:
+        """Grade the batch and take a step on it."""
+        config = self.config
+        rows = Rows(batch.token_ids, self.rewards(batch), config.group_size, config.normalization_constant)
+        step(model, self.tokenizer, optimizer, rows, config.microbatch_size, config.max_grad_norm)
 
     def model(self) -> PreTrainedModel:
         return copy.deepcopy(self.policy)
 
-    def optimizer(self, model: PreTrainedModel) -> torch.optim.Optimizer:
-        """The run's, with another eps.  AdamW's first step moves a weight by the learning rate in the direction of its
-        gradient, however small that is; with the usual eps=1e-8 the rounding of gradients would show in the update."""
+    def optimizer(self, model: PreTrainedModel) -> Optimizer:
+        """Return the run's, with another eps.  AdamW's first step moves a weight by the learning rate in the direction
+        of its gradient, however small that is: with the usual eps=1e-8 the rounding of gradients would show."""
         config = self.config
         return torch.optim.AdamW(
             model.parameters(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay, eps=1e-6
         )
 
-    def update(self, model: PreTrainedModel) -> Tensor:
-        """What training added to the policy's weights: (parameters,)."""
+    def update(self, model: PreTrainedModel) -> list[Tensor]:
+        """Return what training added to each of the policy's weights."""
         pairs = zip(model.parameters(), self.policy.parameters(), strict=True)
-        return torch.cat([(new - old).detach().flatten() for new, old in pairs])
+        return [(new - old).detach() for new, old in pairs]
 
 
-def installed(contestants: Iterable[str]) -> list[str]:
-    """Without "TRL" where that is not installed."""
-    return [name for name in contestants if name != "TRL" or importlib.util.find_spec("trl")]
-
-
-def difference(update: Tensor, expected: Tensor) -> float:
-    """|update - expected| / |expected|, in the Euclidean norm over all parameters.  Infinite where nothing was
-    expected: two that do nothing would agree."""
-    return ((update - expected).norm() / expected.norm()).item() if expected.any() else float("inf")
+def difference(update: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return |update - expected| / |expected|, in the Euclidean norm over all parameters; infinite where nothing was
+    expected, for two that do nothing would agree."""
+    pairs = zip(update, expected, strict=True)
+    off = torch.stack([torch.linalg.vector_norm(u - e, dtype=torch.float32) for u, e in pairs]).norm()
+    size = torch.stack([torch.linalg.vector_norm(e, dtype=torch.float32) for e in expected]).norm()
+    return (off / size).item() if size else float("inf")
 
 
 def refuse_unless_equal(found: float, name: str) -> None:
-    """Raises ValueError naming the contestant whose update differs by more than LARGEST_DIFFERENCE."""
+    """Raise ValueError naming the contestant whose update differs by more than LARGEST_DIFFERENCE."""
     if not found <= LARGEST_DIFFERENCE:
         raise ValueError(
             f"step: no speeds, for {name}'s update of the weights differs from the textbook's by {found:.3g} of its "

@@ -1,8 +1,9 @@
-"""The training step of the course's model at its real size, with random weights: its speed, beside the card's own, and
-its memory, beside what was predicted."""
+"""The training step of the course's model at its real size, with random weights: its speed beside the card's own, and
+its memory beside what was predicted."""
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,12 +11,16 @@ import torch
 from torch.optim import Optimizer
 from transformers import AutoModelForCausalLM, Olmo2Config, PreTrainedModel
 
-from rlhelpers.bench.allocations import peak_bytes
-from rlhelpers.bench.conditions import conditions
-from rlhelpers.bench.flops import matrix_rate, reading, synchronize, training_flops
-from rlhelpers.bench.made_up import MadeUpBatch, make_batch
-from rlhelpers.bench.rounds import Clock, compare_seconds, in_turns
-from rlhelpers.bench.variants import GradientKeeper, Variant, compile_parts, difference, ladder
+from rlhelpers.bench.case import Rows, difference, make_up_rows
+from rlhelpers.bench.measure import GIB, Clock, compare_seconds, in_turns, peak_bytes, reading, synchronize
+from rlhelpers.bench.report import Report, conditions
+from rlhelpers.bench.variants import (
+    GradientKeeper,
+    Variant,
+    compile_parts,
+    ladder,
+    training_flops,
+)
 from rlhelpers.doctor.fit import TIGHT
 from rlhelpers.doctor.machine import OLMO_1B
 from rlhelpers.doctor.memory import Architecture, activation_bytes, logit_bytes
@@ -23,9 +28,19 @@ from rlhelpers.models import can_share, choose_device, make_optimizer
 from rlhelpers.training.config import make_config
 
 ROUNDS = 3
+MULTIPLICATIONS, RATE_ROUNDS = 20, 5
 # |g - g'| / |g'| of the gradient g of a variant and g' of the plain step; and of the loss, in nats per token.
 LIMITS = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 LOSS_LIMITS = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+
+NOTES = [
+    "One step of Dr. GRPO and AdamW; without signal: groups that earn nothing.",
+    "A variant with a + has what those above it have, but for checkpointing.  torch.compile comes after the others.",
+    "utilisation: of the matrix rate, which is FLOP/s in the product of two square matrices in that dtype.",
+    "GiB: the fullest moment, with weights and optimizer, measured and as rlhelpers doctor counts it, without what "
+    "CUDA itself takes.",
+    "gradient difference: |g - g'| / |g'| from the plain step's; loss difference: in nats per token.",
+]
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Bench:
     model: PreTrainedModel
     architecture: Architecture
     optimizer: Optimizer
-    batch: MadeUpBatch
+    rows: Rows
     microbatch_size: int
 
     @property
@@ -65,43 +80,29 @@ class Bench:
         return self.model.device
 
     def train(self, variant: Variant, optimizer: Any = None) -> tuple:
-        result = variant.train(self.model, optimizer or self.optimizer, self.batch, self.microbatch_size)
+        result = variant.train(self.model, optimizer or self.optimizer, self.rows, self.microbatch_size)
         synchronize(self.device)
         return result
 
     def forget(self) -> None:
-        """What a step that broke off left behind."""
+        """Free what a step that broke off left behind."""
         self.model.zero_grad()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a variant did: its loss and gradient norm, how far it is from the plain step (see LIMITS), what it read, and
-    the bytes at its fullest moment beside weights and optimizer, predicted and measured."""
-
-    loss: float
-    grad_norm: float
-    loss_difference: float
-    difference: float
-    tokens_read: int
-    flops: int
-    predicted_bytes: int
-    peak_bytes: int
-
-
-def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Measure; returns the report.  `size`: "1b", the default on a GPU, or "small", which a CPU can do.
+def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUNDS) -> Report:
+    """Measure every variant of the step.  `size`: "1b", the default on a GPU, or "small", which a CPU can do.
 
     A variant that computes something else than the plain step, does not fit, or cannot be compiled has its reason in
-    the report and no speed.  Raises ValueError for a device that is not there or has too little memory, RuntimeError
+    the report and no speed.  Raise ValueError for a device that is not there or has too little memory, RuntimeError
     where the plain step itself fails.
     """
     device = choose_device(device)
     scale = SCALES[size or ("1b" if device.startswith("cuda") else "small")]
     bench = prepare(scale, torch.device(device))
-    found = conditions() | {"device": device_name(bench.device), "cuda": torch.version.cuda}
+    name = torch.cuda.get_device_name(bench.device) if device.startswith("cuda") else "CPU"
+    found = conditions() | {"device": name, "cuda": torch.version.cuda}
     rate = matrix_rate(bench.device, bench.model.dtype, scale.matrix)
     variants = ladder(bench.device.type == "cuda")
     plain = GradientKeeper(bench.model)
@@ -125,35 +126,29 @@ def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUND
 
 
 def prepare(scale: Scale, device: torch.device) -> Bench:
-    """The model with random weights, in bf16 on a GPU and in float32 on the CPU, and an optimizer that moves nothing:
-    every step is the same."""
+    """Return the model with random weights, in bf16 on a GPU and in float32 on the CPU, and an optimizer that moves
+    nothing, so that every step is the same."""
     config = Olmo2Config(**scale.model)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     torch.manual_seed(0)
     with device:
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     architecture = Architecture.of(config)
-    batch = make_batch(
-        architecture.vocabulary,
-        scale.groups,
-        scale.group_size,
-        scale.prompt_tokens,
-        scale.response_tokens,
-        scale.without_signal,
-    )
-    can_share(model)  # which is found out once for a model
+    lengths = scale.prompt_tokens, scale.response_tokens
+    rows = make_up_rows(architecture.vocabulary, scale.groups, scale.group_size, *lengths, scale.without_signal)
+    can_share(model)  # found out once for a model
     optimizer = make_optimizer(model, make_config(learning_rate=1e-30))
-    rows = scale.group_size
+    microbatch_size = scale.group_size
     if device.type == "cuda":
-        rows = rows_that_fit(architecture, scale, torch.cuda.mem_get_info(device)[0])
-    return Bench(model, architecture, optimizer, batch, rows)
+        microbatch_size = rows_that_fit(architecture, scale, torch.cuda.mem_get_info(device)[0])
+    return Bench(model, architecture, optimizer, rows, microbatch_size)
 
 
 def rows_that_fit(model: Architecture, scale: Scale, free: float) -> int:
-    """As many rows of a group as the plain step, which holds most, can take at a time in bf16.  `free`: bytes, when the
-    weights are there.  Gradients and moments come to them, and the plain gradient, which is kept."""
+    """Return how many rows of a group the plain step, which holds most, can take at a time in bf16.  `free`: bytes,
+    with the weights there."""
     number, longest = 2, scale.prompt_tokens[1] + scale.response_tokens[1]
-    free = TIGHT * free - 4 * model.parameters * number
+    free = TIGHT * free - 4 * model.parameters * number  # gradients, two moments, and the plain gradient, which is kept
     of_a_row = activation_bytes(model, longest, number) + logit_bytes(model, longest, number)
     fitting = [n for n in range(1, scale.group_size + 1) if scale.group_size % n == 0 and n * of_a_row <= free]
     if not fitting:
@@ -161,8 +156,9 @@ def rows_that_fit(model: Architecture, scale: Scale, free: float) -> int:
     return fitting[-1]
 
 
-def check(bench: Bench, variant: Variant, loss: float, gradients: Sequence[torch.Tensor]) -> Work:
-    """Do a step, which is the warm-up too.  Raises ValueError where its gradient is another than the plain one."""
+def check(bench: Bench, variant: Variant, loss: float, gradients: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return what the variant did, of which this is the warm-up too.  Raise ValueError where its loss or gradient is
+    another than the plain step's."""
     kept = GradientKeeper(bench.model)
     with reading(bench.model) as reads:
         own_loss, metadata = bench.train(variant, kept)
@@ -176,16 +172,18 @@ def check(bench: Bench, variant: Variant, loss: float, gradients: Sequence[torch
     kept.gradients = None
     bench.train(variant)  # the moments of the optimizer are there from now on
     model, number = bench.architecture, bench.model.dtype.itemsize
-    return Work(
-        loss=own_loss.item(),
-        grad_norm=metadata["grad_norm"],
-        loss_difference=apart,
-        difference=off,
-        tokens_read=sum(read.tokens for read in reads),
-        flops=training_flops(model, reads, variant.scored_tokens(bench.batch, reads)),
-        predicted_bytes=model.parameters * number + variant.predicted_bytes(model, number, reads),
-        peak_bytes=peak_bytes(partial(bench.train, variant), bench.device),
-    )
+    state = 3 * model.parameters * number
+    predicted = state + model.parameters * number + variant.predicted_bytes(model, number, reads)
+    return {
+        "tokens_read": sum(read.tokens for read in reads),
+        "flops": training_flops(model, reads, variant.scored_tokens(bench.rows, reads)),
+        "GiB": (state + peak_bytes(partial(bench.train, variant), bench.device)) / GIB,
+        "predicted_GiB": predicted / GIB,
+        "gradient_difference": off,
+        "loss_difference": apart,
+        "loss": own_loss.item(),
+        "grad_norm": metadata["grad_norm"],
+    }
 
 
 def _seconds(bench: Bench, variant: Variant, number: int) -> float:
@@ -194,8 +192,20 @@ def _seconds(bench: Bench, variant: Variant, number: int) -> float:
     return clock.seconds
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+def matrix_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
+    """Return the floating-point operations per second of the product of two square matrices; the best of some
+    rounds."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    out = left @ right
+    rates = []
+    for _ in range(RATE_ROUNDS):
+        synchronize(device)
+        started = time.perf_counter()
+        for _ in range(MULTIPLICATIONS):
+            torch.mm(left, right, out=out)
+        synchronize(device)
+        rates.append(2 * size**3 * MULTIPLICATIONS / (time.perf_counter() - started))
+    return max(rates)
 
 
 def report(
@@ -203,32 +213,28 @@ def report(
     scale: Scale,
     bench: Bench,
     rate: float,
-    work: Mapping[str, Work],
+    work: Mapping[str, Mapping[str, Any]],
     seconds: Mapping[str, Sequence[float]],
     failed: Mapping[str, str],
-) -> dict[str, Any]:
-    """Everything that was measured, for a file."""
-    state = 3 * bench.architecture.parameters * bench.model.dtype.itemsize
+) -> Report:
+    """Make a row for each variant: those that were measured first, then those that failed."""
     times = compare_seconds(seconds)
-    rows = {
-        name: asdict(done)
-        | times[name]
-        | {
-            "tokens_per_second": bench.batch.tokens / times[name]["seconds"]["median"],
-            "utilisation": done.flops / times[name]["seconds"]["median"] / rate,
-        }
-        for name, done in work.items()
-    }
-    return {
-        "conditions": dict(found),
-        "scale": asdict(scale),
+    rows: list[dict[str, Any]] = []
+    for name, done in work.items():
+        median = times[name]["seconds"].median
+        speed = {"tokens_per_second": bench.rows.tokens / median, "utilisation": done["flops"] / median / rate}
+        rows.append({"variant": name, **times[name], **speed, **done})
+    rows += [{"variant": name, "not_measured": reason} for name, reason in failed.items()]
+    settings = {
+        "device": found["device"],
+        "matrix_rate": rate,
         "parameters": bench.architecture.parameters,
         "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "groups": scale.groups,
+        "group_size": scale.group_size,
+        "without_signal": scale.without_signal,
+        "tokens": bench.rows.tokens,
         "microbatch_size": bench.microbatch_size,
-        "tokens": bench.batch.tokens,
-        "state_bytes": state,
-        "matrix_rate": rate,
         "rounds": len(next(iter(seconds.values()))),
-        "variants": rows,
-        "failed": dict(failed),
     }
+    return Report("gpu", found, settings, rows, NOTES)

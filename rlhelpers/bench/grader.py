@@ -1,12 +1,10 @@
-"""How fast responses are graded and whether the graders agree: ours, math-verify alone, and the course's where it is
-at hand, on the same responses, one thread, in turns."""
+"""Graders side by side, on the same responses: ours, math-verify alone, and the course's where it is at hand."""
 
 import importlib.util
 import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,8 @@ from typing import Any
 import pandas as pd
 from math_verify import parse, verify
 
-from rlhelpers.bench.conditions import conditions
-from rlhelpers.bench.rounds import Clock, Spread, in_turns
+from rlhelpers.bench.measure import Clock, Spread, in_turns
+from rlhelpers.bench.report import Report, conditions
 from rlhelpers.evidence.responses import read_responses
 from rlhelpers.tasks import algebra, answers, grading
 from rlhelpers.tasks.grading import Grade, grade
@@ -30,6 +28,13 @@ CACHES = (grading._tidy_truth, answers._read, algebra.compare)
 REWARDS = ("format_reward", "answer_reward")
 REWARD_FNS = ("r1_zero_reward_fn", "question_only_reward_fn")
 
+NOTES = [
+    "ms per 1,000: median (lowest to highest) of rounds in turns, in one thread, after a warm-up.",
+    "math-verify: parse and verify on what the prompt's box holds, and only where the format is kept.",
+    "agrees: the share of responses with the same format reward and the same answer reward as by rlhelpers.",
+    "reasons: what rlhelpers says where the two differ, and how often.",
+]
+
 Verdict = tuple[float, float]
 """Format reward and answer reward, each 0.0 or 1.0."""
 Row = tuple[str, str, str]
@@ -37,44 +42,34 @@ Row = tuple[str, str, str]
 VerdictFn = Callable[[str, str, str], Verdict]
 
 
-@dataclass(frozen=True)
-class Group:
-    """The responses of one run to one prompt, and what the file says that another grader gave each of them."""
-
-    name: str
-    rows: Sequence[Row]
-    rewards: Sequence[Verdict | None]
-
-
-def bench_grader(
-    responses: str | Path | None = None, course: str | Path | None = None, rounds: int = ROUNDS
-) -> dict[str, Any]:
-    """Grade a file of responses (`read_responses`; None: invented ones) by each grader; returns the report.
+def bench_grader(responses: str | Path | None = None, course: str | Path | None = None, rounds: int = ROUNDS) -> Report:
+    """Grade a file of responses (`read_responses`; None: invented ones) by each grader.
 
     `course`: a python file with the functions REWARD_FNS (response, ground truth).  It and math-verify run in this
-    process, with the time limits that they set themselves.  Raises FileNotFoundError, or ValueError naming what is
+    process, with the time limits that they set themselves.  Raise FileNotFoundError, or ValueError naming what is
     wrong with a file.
     """
     graders = {OURS: our_verdict, MATH_VERIFY: math_verify_verdict}
     if course is not None:
         graders[COURSE] = load_course(course)
     table = invented_responses() if responses is None else read_responses(responses, also=REWARDS)
-    groups = split(table)
+    in_the_file = rewards_in(table)
     found = conditions()
     found["versions"] |= installed_versions(("math-verify", "sympy"))
-    grades = {group.name: [grade(*row) for row in group.rows] for group in groups}
-    verdicts = {  # a warm-up too
-        name: {group.name: give_verdicts(name, grader, group.rows) for group in groups}
-        for name, grader in graders.items()
-    }
-    if any(verdict for group in groups for verdict in group.rewards):
-        verdicts[IN_THE_FILE] = {group.name: group.rewards for group in groups}
-    measured = {
-        group.name: in_turns({name: partial(_measure, grader, group) for name, grader in graders.items()}, rounds)
-        for group in groups
-    }
+    rows = list(zip(table.response, table.ground_truth, table.prompt, strict=True))
+    places = table.groupby(["run", "prompt"]).indices
+    groups = {f"{run}, {prompt}": indices.tolist() for (run, prompt), indices in places.items()}
+    grades = [grade(*row) for row in rows]
+    verdicts = {name: give_verdicts(name, grader, rows) for name, grader in graders.items()}  # a warm-up too
+    del verdicts[OURS]
+    if any(in_the_file):
+        verdicts[IN_THE_FILE] = in_the_file
+    measured = {}
+    for name, group in groups.items():
+        chosen = [rows[i] for i in group]
+        measured[name] = in_turns({n: partial(_measure, grader, chosen) for n, grader in graders.items()}, rounds)
     source = "invented" if responses is None else Path(responses).name
-    return report(found, source, grades, verdicts, measured)
+    return report(found, source, groups, grades, verdicts, measured)
 
 
 def our_verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
@@ -83,12 +78,9 @@ def our_verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
 
 
 def math_verify_verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
-    r"""math-verify on what the prompt's box holds, and only where the format is kept.
-
-    Its users often hand it the whole response.  That would be another verdict, for it knows no answer tags and takes
-    the last number that it finds where there is no box, and it would be a slower one.  A `\boxed{}` reaches it as a
-    box, which is how it takes LaTeX; the text between tags as text, which it reads faster.
-    """
+    r"""Ask math-verify about what the prompt's box holds, and only where the format is kept."""
+    # On a whole response, as its users often have it, the verdict is another, and slower: it knows no answer tags and
+    # takes the last number where there is no box.  It takes LaTeX only in a box; text between tags it reads faster.
     boxes = get_prompt(prompt).find_boxes(response)
     if not boxes.has_format or boxes.last is None:
         return float(boxes.has_format), 0.0
@@ -97,8 +89,8 @@ def math_verify_verdict(response: str, ground_truth: str, prompt: str) -> Verdic
 
 
 def load_course(file: str | Path) -> VerdictFn:
-    """The verdicts of another grader with the course's two functions.  It runs the file.  Raises ValueError where
-    that fails or they are not in it, FileNotFoundError where there is none."""
+    """Run the file; return the verdicts of the course's two functions in it.  Raise ValueError where that fails or they
+    are not in it, FileNotFoundError where there is no file."""
     got, accepted = f"course: got {str(file)!r}", f"accepted is a python file with {' and '.join(REWARD_FNS)}"
     if not Path(file).is_file():
         raise FileNotFoundError(f"{got}; there is no such file; {accepted}")
@@ -120,7 +112,7 @@ def load_course(file: str | Path) -> VerdictFn:
 
 
 def invented_responses(count: int = 500) -> pd.DataFrame:
-    """`count` responses of the tiny base model's corpus for each prompt, to problems of the validation side."""
+    """Return `count` responses for each prompt, as the tiny base model's corpus has them, to validation problems."""
     rng = random.Random(0)
     endings = {
         "r1_zero": LOOSE_ENDINGS,
@@ -135,23 +127,18 @@ def invented_responses(count: int = 500) -> pd.DataFrame:
     return pd.DataFrame(rows).assign(**dict.fromkeys(REWARDS, None))
 
 
-def split(table: pd.DataFrame) -> list[Group]:
-    """By run and prompt.  Raises ValueError for a reward in the file that is neither 0 nor 1."""
+def rewards_in(table: pd.DataFrame) -> list[Verdict | None]:
+    """Return what the file says that another grader gave.  Raise ValueError for a reward that is neither 0 nor 1."""
     for name in REWARDS:
         for number, value in enumerate(table[name], start=1):
             if value is not None and value not in (0, 1):
                 raise ValueError(f"{name}: got {value!r} in response {number}; accepted is 0 or 1, or no such field")
-    groups = []
-    for (run, prompt), rows in table.groupby(["run", "prompt"]):
-        pairs = zip(*(rows[name] for name in REWARDS), strict=True)
-        rewards = [None if None in pair else (float(pair[0]), float(pair[1])) for pair in pairs]
-        texts = zip(rows.response, rows.ground_truth, rows.prompt, strict=True)
-        groups.append(Group(f"{run}, {prompt}", list(texts), rewards))
-    return groups
+    pairs = zip(*(table[name] for name in REWARDS), strict=True)
+    return [None if None in pair else (float(pair[0]), float(pair[1])) for pair in pairs]
 
 
 def give_verdicts(name: str, grader: VerdictFn, rows: Sequence[Row]) -> list[Verdict]:
-    """Raises ValueError naming grader and response where it raises, or gives anything but zeros and ones."""
+    """Raise ValueError naming grader and response where it raises, or gives anything but zeros and ones."""
     verdicts = []
     for row in rows:
         try:
@@ -164,73 +151,63 @@ def give_verdicts(name: str, grader: VerdictFn, rows: Sequence[Row]) -> list[Ver
     return verdicts
 
 
-def _measure(grader: VerdictFn, group: Group, number: int) -> float:
-    """Milliseconds per 1,000 responses.  Ours begins without what it remembers from the round before."""
+def _measure(grader: VerdictFn, rows: Sequence[Row], number: int) -> float:
+    """Return milliseconds per 1,000 responses.  Ours begins without what it remembers from the round before."""
     for cached in CACHES:
         cached.cache_clear()
     with Clock() as clock:
-        for row in group.rows:
+        for row in rows:
             grader(*row)
-    return clock.seconds / len(group.rows) * 1e6
+    return clock.seconds / len(rows) * 1e6
 
 
 def report(
     found: Mapping[str, Any],
     source: str,
-    grades: Mapping[str, Sequence[Grade]],
-    verdicts: Mapping[str, Mapping[str, Sequence[Verdict | None]]],
+    groups: Mapping[str, Sequence[int]],
+    grades: Sequence[Grade],
+    verdicts: Mapping[str, Sequence[Verdict | None]],
     measured: Mapping[str, Mapping[str, Sequence[float]]],
-) -> dict[str, Any]:
-    """Everything that was measured, for a file.  By group: `grades`; `measured`, then by grader, a time for each
-    round.  `verdicts`: by grader, then by group."""
-    every_grade = [grade for group in grades.values() for grade in group]
-    every_verdict = {name: [v for group in by_group.values() for v in group] for name, by_group in verdicts.items()}
-    groups = {
-        name: {
-            "responses": len(grades[name]),
-            "graders": times(row),
-            "agreement": {n: agreement(grades[name], by_group[name]) for n, by_group in verdicts.items() if n != OURS},
-        }
-        for name, row in measured.items()
-    }
-    return {
-        "conditions": dict(found),
+) -> Report:
+    """Make a row for each group and grader, and one for its agreement with ours.  `groups`: the places of their
+    responses in `grades` and `verdicts`; `measured`: by group and grader, a time for each round."""
+    rows = [
+        {"run, prompt": group, "responses": len(groups[group]), "grader": grader, **_times(turns, by_grader[OURS])}
+        for group, by_grader in measured.items()
+        for grader, turns in by_grader.items()
+    ]
+    for name, given in verdicts.items():
+        for group, places in {"all": range(len(grades)), **groups}.items():
+            found_there = agreement([grades[i] for i in places], [given[i] for i in places])
+            rows.append({"verdict": name, "of": group, **found_there})
+    settings = {
         "source": source,
-        "responses": len(every_grade),
+        "responses": len(grades),
         "rounds": len(next(iter(measured.values()))[OURS]),
-        "median_group": median_group(groups),
-        "groups": groups,
-        "agreement": {n: agreement(every_grade, given) for n, given in every_verdict.items() if n != OURS},
+        "median_group": median_group({name: row[OURS] for name, row in measured.items()}),
     }
+    return Report("grader", found, settings, rows, NOTES)
 
 
-def times(measured: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """For each grader, of one group.  `ratio`: of its time to ours, round by round; above 1 is slower."""
-    return {
-        name: {
-            "ms_per_1000": asdict(Spread.of(rounds)),
-            "ratio": asdict(Spread.of([ms / ours for ms, ours in zip(rounds, measured[OURS], strict=True)])),
-        }
-        for name, rounds in measured.items()
-    }
+def _times(turns: Sequence[float], ours: Sequence[float]) -> dict[str, Spread]:
+    return {"ms_per_1,000": Spread.of(turns), "time_ratio": Spread.of_ratios(turns, ours)}
 
 
 def agreement(grades: Sequence[Grade], verdicts: Sequence[Verdict | None]) -> dict[str, Any]:
-    """Of our grades with another's verdicts, over the responses that have one.  `reasons`: ours, where the two
-    differ, with how often."""
+    """Compare our grades with another's verdicts, over the responses that have one."""
     pairs = [(grade, verdict) for grade, verdict in zip(grades, verdicts, strict=True) if verdict is not None]
     different = [grade.reason for grade, verdict in pairs if (grade.format, grade.answer) != verdict]
     return {
         "responses": len(pairs),
+        "agrees": 1 - len(different) / len(pairs) if pairs else None,
         "differences": len(different),
-        "share": 1 - len(different) / len(pairs) if pairs else None,
-        "format_differences": sum(grade.format != verdict[0] for grade, verdict in pairs),
-        "answer_differences": sum(grade.answer != verdict[1] for grade, verdict in pairs),
+        "in_format": sum(grade.format != verdict[0] for grade, verdict in pairs),
+        "in_answer": sum(grade.answer != verdict[1] for grade, verdict in pairs),
         "reasons": dict(Counter(different).most_common()),
     }
 
 
-def median_group(groups: Mapping[str, Mapping[str, Any]]) -> str:
-    """The one in the middle by our median time; of two in the middle the slower."""
-    names = sorted(groups, key=lambda name: groups[name]["graders"][OURS]["ms_per_1000"]["median"])
+def median_group(ours: Mapping[str, Sequence[float]]) -> str:
+    """Return the group in the middle by our median time; of two in the middle the slower."""
+    names = sorted(ours, key=lambda name: Spread.of(ours[name]).median)
     return names[len(names) // 2]

@@ -1,19 +1,24 @@
 """How time and memory grow with the work: a training step and the sampling of a batch, by the tiny model."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 from scipy import stats
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.bench.agreement import refuse_unless_done
-from rlhelpers.bench.conditions import conditions
-from rlhelpers.bench.made_up import MadeUpBatch, make_batch, train
-from rlhelpers.bench.memory import PeakMemory, in_own_process
-from rlhelpers.bench.rounds import Clock, Spread, in_turns
+from rlhelpers.bench.case import ONLY_PADDING, Rows, make_up_rows, package_step
+from rlhelpers.bench.measure import MIB, Clock, PeakMemory, Spread, in_own_process, in_turns
+from rlhelpers.bench.report import Report, conditions, show
+from rlhelpers.evidence.figures import COLOURS, house_style
 from rlhelpers.models import can_share, load_policy, make_optimizer
 from rlhelpers.rollouts import Rollout, Sampling, TorchEngine
 from rlhelpers.tasks import get_prompt, load_task
@@ -40,15 +45,19 @@ SWEEPS: dict[str, Sequence[int]] = {
     "group_size": (2, 4, 8, 16, 32),
 }
 BATCHES = (64, 128, 256, 512, 1024)  # responses, two microbatches and more: over these memory is measured
-
-
-@dataclass(frozen=True)
-class Seconds:
-    training: float
-    sampling: float
-
-
-MEASURED = ("training", "sampling")
+TRAINING, SAMPLING, MEMORY = MEASURED = ("training, s", "sampling, s", "training, MiB")
+GROWS = {"responses": "responses", "tokens": "tokens per response", "group_size": "responses per prompt"}
+FIXED = {
+    "responses": "responses of {tokens} tokens, in groups of {group_size}",
+    "tokens": "{responses} responses, in groups of {group_size}",
+    "group_size": "{responses} responses of {tokens} tokens",
+}
+NOTES = [
+    "What does not grow stands above.  s: medians of rounds in turns, after a warm-up.  MiB: peak RAM above what the "
+    "process held before, each in a process of its own.",
+    "exponent: k of c x^k, fitted to all sizes in logarithms; low, high: its 95% interval, which takes the scatter "
+    "about the straight line for chance; scale: c.",
+]
 
 
 def bench_growth(
@@ -56,16 +65,15 @@ def bench_growth(
     batches: Sequence[int] = BATCHES,
     size: Size = Size(),
     rounds: int = ROUNDS,
-) -> dict[str, Any]:
-    """Measure; returns the report.  `sweeps`: which number of `size` takes which values while the others stay.  Raises
-    ValueError where less was done than was asked for."""
+) -> Report:
+    """Measure each number of `size` at the values in `sweeps`, while the others stay.  Raise ValueError where less was
+    done than was asked for."""
     found = conditions()
     policy, tokenizer = load_policy("tiny", "cpu")
     sizes = {replace(size, **{name: value}): None for name, values in sweeps.items() for value in values}
     for one in sizes:  # the warm-up too
         check(one, policy, tokenizer)
-    turns = {one: partial(_measure, one, policy, tokenizer) for one in sizes}
-    measured = in_turns(turns, rounds)
+    measured = in_turns({one: partial(_measure, one, policy, tokenizer) for one in sizes}, rounds)
     extra = {batch: in_own_process(extra_bytes, replace(size, responses=batch)) for batch in batches}
     return report(found, sweeps, size, measured, extra)
 
@@ -73,40 +81,42 @@ def bench_growth(
 def check(size: Size, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError unless all tokens are sampled, and every row is trained on."""
     refuse_unless_done(_sample(size, policy, tokenizer, 0), _prompts(size), _sampling(size, 0), "torch")
-    batch = _batch(size, policy)
-    _, metadata = _train(batch, policy)
+    _, metadata = _train(_rows(size, policy), policy)
     if metadata["pruned_rows"] or metadata["skipped_update"] or not metadata["grad_norm"] > 0:
         raise ValueError(f"growth: no times, for {size} was not trained on: {metadata}")
 
 
-def _measure(size: Size, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, number: int) -> Seconds:
-    batch = _batch(size, policy)
+def _measure(
+    size: Size, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, number: int
+) -> tuple[float, float]:
+    """Seconds of training and of sampling."""
+    rows = _rows(size, policy)
     with Clock() as training:
-        _train(batch, policy)
+        _train(rows, policy)
     with Clock() as sampling:
         _sample(size, policy, tokenizer, number)
-    return Seconds(training.seconds, sampling.seconds)
+    return training.seconds, sampling.seconds
 
 
 def extra_bytes(size: Size) -> int:
-    """What a training step takes beside weights and batch, in this process, which should have done nothing else."""
+    """Return what a training step takes beside weights and batch, in a process that has done nothing else."""
     policy, _ = load_policy("tiny", "cpu")
-    batch = _batch(size, policy)
-    can_share(policy)  # which is found out once for a model, and so once in a run
+    rows = _rows(size, policy)
+    can_share(policy)  # found out once for a model, and so once in a run
     with PeakMemory() as memory:
-        _train(batch, policy)
+        _train(rows, policy)
     return memory.extra
 
 
-def _batch(size: Size, policy: PreTrainedModel) -> MadeUpBatch:
+def _rows(size: Size, policy: PreTrainedModel) -> Rows:
     groups, prompt = size.responses // size.group_size, (PROMPT_TOKENS, PROMPT_TOKENS)
-    return make_batch(policy.config.vocab_size, groups, size.group_size, prompt, (size.tokens, size.tokens))
+    return make_up_rows(policy.config.vocab_size, groups, size.group_size, prompt, (size.tokens, size.tokens))
 
 
-def _train(batch: MadeUpBatch, policy: PreTrainedModel) -> tuple:
+def _train(rows: Rows, policy: PreTrainedModel) -> tuple:
     """With a learning rate that moves nothing, so that every step is the same."""
     optimizer = make_optimizer(policy, make_config(learning_rate=1e-30))
-    return train(policy, optimizer, batch, min(MICROBATCH, len(batch.rewards)))
+    return package_step(policy, ONLY_PADDING, optimizer, rows, min(MICROBATCH, len(rows.rewards)), None)
 
 
 def _sample(size: Size, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[Rollout]:
@@ -127,30 +137,38 @@ def report(
     found: Mapping[str, Any],
     sweeps: Mapping[str, Sequence[int]],
     size: Size,
-    measured: Mapping[Size, Sequence[Seconds]],
+    measured: Mapping[Size, Sequence[tuple[float, float]]],
     extra: Mapping[int, int],
-) -> dict[str, Any]:
-    """Everything that was measured, for a file.  `extra`: bytes, by responses."""
-    times = {}
+) -> Report:
+    """Make a row for each curve.  `measured`: seconds of training and sampling, by round; `extra`: bytes, by
+    responses."""
+    rows = []
     for name, values in sweeps.items():
-        rows = [measured[replace(size, **{name: value})] for value in values]
-        curves = {what: _curve(values, [[getattr(m, what) for m in row] for row in rows]) for what in MEASURED}
-        times[name] = {"values": list(values), **curves}
-    memory = {"values": list(extra), "extra_bytes": list(extra.values())}
-    memory["exponent"] = exponent(memory["values"], memory["extra_bytes"])
-    fixed = {"size": asdict(size), "prompt_tokens": PROMPT_TOKENS, "microbatch_size": MICROBATCH}
+        seconds = [measured[replace(size, **{name: value})] for value in values]
+        for place, what in enumerate((TRAINING, SAMPLING)):
+            rows.append(_curve(name, what, values, [Spread.of([pair[place] for pair in turns]) for turns in seconds]))
+    rows.append(_curve("responses", MEMORY, list(extra), [Spread.of([count / MIB]) for count in extra.values()]))
     rounds = len(next(iter(measured.values())))
-    return {"conditions": dict(found), **fixed, "rounds": rounds, "times": times, "memory": memory}
+    fixed = {"prompt_tokens": PROMPT_TOKENS, "microbatch_size": MICROBATCH, "rounds": rounds}
+    return Report("growth", found, asdict(size) | fixed, rows, NOTES)
 
 
-def _curve(values: Sequence[int], seconds: Sequence[Sequence[float]]) -> dict[str, Any]:
-    spreads = [Spread.of(rows) for rows in seconds]
-    return {"seconds": [asdict(s) for s in spreads], "exponent": exponent(values, [s.median for s in spreads])}
+def _curve(grows: str, measured: str, values: Sequence[int], results: Sequence[Spread]) -> dict[str, Any]:
+    return {
+        "grows": grows,
+        "from": values[0],
+        "to": values[-1],
+        "measured": measured,
+        "at_first": results[0].median,
+        "at_last": results[-1].median,
+        **exponent(values, [result.median for result in results]),
+        "values": list(values),
+        "results": list(results),
+    }
 
 
 def exponent(values: Sequence[float], measured: Sequence[float]) -> dict[str, float]:
-    """k of the power law c x^k that fits best in logarithms, with its interval of 95%, which takes the scatter about
-    the straight line for chance; `scale` is c."""
+    """Return k of the power law c x^k that fits best in logarithms, its interval of 95%, and c as `scale`."""
     fit = stats.linregress(np.log(values), np.log(measured))
     # Where all are equal there is no scatter, and scipy divides 0 by 0.
     half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 2) * np.nan_to_num(fit.stderr)
@@ -160,3 +178,44 @@ def exponent(values: Sequence[float], measured: Sequence[float]) -> dict[str, fl
         "high": float(fit.slope + half),
         "scale": float(np.exp(fit.intercept)),
     }
+
+
+def draw(report: Report) -> Figure:
+    """Draw seconds against each number that grows, and memory; all axes logarithmic."""
+    panels = [(name, [r for r in report.rows if r["grows"] == name and r["measured"] != MEMORY]) for name in GROWS]
+    panels.append(("responses", [row for row in report.rows if row["measured"] == MEMORY]))
+    with house_style():
+        figure, all_axes = plt.subplots(2, 2, figsize=(10, 7))
+        for axes, (name, rows) in zip(all_axes.flat, panels, strict=True):
+            for row, colour in zip(rows, COLOURS, strict=False):
+                _draw_curve(axes, row, colour)
+            axes.set(title=FIXED[name].format(**report.settings), xlabel=GROWS[name], ylabel="seconds")
+            _logarithmic(axes, rows[0]["values"])
+        last = all_axes.flat[-1]
+        last.set(title=f"{last.get_title()}, {report.settings['microbatch_size']} rows at a time")
+        last.set(ylabel="MiB above what was held before")
+        figure.suptitle("What a step takes: the tiny model, measured, with the power law that fits best")
+    return figure
+
+
+def _draw_curve(axes: Axes, row: Mapping[str, Any], colour: str) -> None:
+    values, label = np.array(row["values"], dtype=float), f"{row['measured'].partition(',')[0]}: exponent "
+    medians, low, high = np.array([(r.median, r.low, r.high) for r in row["results"]]).T
+    label += show(Spread(row["exponent"], row["low"], row["high"]))
+    axes.plot(values, row["scale"] * values ** row["exponent"], color=colour, alpha=0.5, label=label)
+    axes.errorbar(values, medians, (medians - low, high - medians), fmt="o", color=colour, capsize=3)
+
+
+def _logarithmic(axes: Axes, values: Sequence[int]) -> None:
+    """Both axes, with ticks at what was measured, and numbers that are no powers."""
+    axes.set(xscale="log", yscale="log")
+    axes.xaxis.set_major_locator(FixedLocator(values))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    low, high = axes.get_ylim()
+    middle = math.sqrt(low * high)  # a curve that hardly grows gets no taller for it
+    low, high = min(low, middle / 3), max(high, middle * 3)
+    axes.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend
+    axes.legend(fontsize="small", loc="upper left")

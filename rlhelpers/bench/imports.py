@@ -1,15 +1,15 @@
-"""What a reader waits for before anything happens: the imports, and the command's help."""
+"""How long a reader waits before anything happens: the imports, and the command's help."""
 
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlhelpers.bench.conditions import conditions
-from rlhelpers.bench.rounds import Spread, in_turns
+from rlhelpers.bench.measure import Spread, in_turns
+from rlhelpers.bench.report import Report, conditions
 
 ROUNDS = 5
 MODULES = (
@@ -37,16 +37,16 @@ class Start:
     has_torch: bool
 
 
-def bench_imports(rounds: int = ROUNDS) -> dict[str, Any]:
-    """Measure, each time in a process of its own; returns the report."""
+def bench_imports(rounds: int = ROUNDS) -> Report:
+    """Measure each import in a process of its own."""
     found = conditions()
     turns = {name: partial(start, program) for name, program in PROGRAMS.items()}
-    in_turns(turns, 1)  # what is read from the disk once, and compiled
+    in_turns(turns, 1)  # files are read from the disk, and compiled
     return report(found, in_turns(turns, rounds))
 
 
 def start(program: str, number: int) -> Start:
-    """Raises RuntimeError with the last line of what the process said where it failed."""
+    """Raise RuntimeError with the last line of what the process said where it failed."""
     before = os.times()
     done = subprocess.run(
         [sys.executable, "-c", f"{program}\nprint('torch' in sys.modules)"], capture_output=True, encoding="utf-8"
@@ -58,20 +58,21 @@ def start(program: str, number: int) -> Start:
     return Start(seconds, done.stdout.endswith("True\n"))
 
 
-def report(found: Mapping[str, Any], measured: Mapping[str, Sequence[Start]]) -> dict[str, Any]:
-    """Everything that was measured, for a file.  `beyond`: median seconds above those of Python alone, or of Python and
-    torch where that came too."""
+def report(found: Mapping[str, Any], measured: Mapping[str, Sequence[Start]]) -> Report:
+    """Make a row for each program."""
     seconds = {name: Spread.of([start.seconds for start in starts]) for name, starts in measured.items()}
     base = {False: seconds["python"].median, True: seconds["torch"].median}
-    return {
-        "conditions": dict(found),
-        "rounds": len(measured["python"]),
-        "starts": {
-            name: {
-                "seconds": asdict(seconds[name]),
-                "has_torch": starts[0].has_torch,
-                "beyond": seconds[name].median - base[starts[0].has_torch],
-            }
-            for name, starts in measured.items()
-        },
-    }
+    rows = [
+        {
+            "start": name,
+            "CPU_seconds": seconds[name],
+            "torch": starts[0].has_torch,
+            "beyond": seconds[name].median - base[starts[0].has_torch],
+        }
+        for name, starts in measured.items()
+    ]
+    notes = [
+        "CPU seconds: of a whole process, median (lowest to highest) of rounds in turns, after a warm-up.",
+        "beyond: the median above that of python, or of torch where torch is imported.",
+    ]
+    return Report("imports", found, {"rounds": len(measured["python"])}, rows, notes)

@@ -1,154 +1,164 @@
-"""The training step: the package's, the textbook's and TRL's, on the same responses from the same weights."""
+"""The training step alone, and with sampling and grading: the package's, the textbook's and TRL's from the same
+weights."""
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib.util
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
 from functools import partial
+from statistics import fmean
 from typing import Any
 
-from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from rlhelpers.bench.case import Batch, Case, configuration, difference, installed, refuse_unless_equal
-from rlhelpers.bench.conditions import conditions
-from rlhelpers.bench.flops import reading
-from rlhelpers.bench.memory import PeakMemory, in_own_process
-from rlhelpers.bench.rounds import Clock, compare_seconds, in_turns
-from rlhelpers.bench.textbook import textbook_step
-from rlhelpers.kernels import grpo_train_step
+from rlhelpers.bench.agreement import refuse_unless_unbiased, sampling_bias, score
+from rlhelpers.bench.case import Batch, Case, configuration, difference, package_run, package_step, refuse_unless_equal
+from rlhelpers.bench.measure import MIB, Clock, PeakMemory, compare_seconds, in_own_process, in_turns, reading
+from rlhelpers.bench.report import Report, conditions
+from rlhelpers.bench.textbook import GenerateEngine, textbook_step
 from rlhelpers.models import can_share
 from rlhelpers.rollouts import TorchEngine
 from rlhelpers.training.config import RunConfig
 
 ROUNDS = 5
 
+Contestant = Callable[[Case, PreTrainedModel, int, AbstractContextManager, Batch | None], Batch]
+"""(case, model, number, meter, given): take step `number` of the case on its own samples, or on the batch that is
+given; return what was trained on.  `meter` is entered around the step alone."""
 
-def ours(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractContextManager) -> None:
-    """Trains the model; `meter` is entered around the step alone."""
-    config, optimizer = case.config, case.optimizer(model)
-    can_share(model)  # which is found out once for a model, and so once in a run
+
+class _Recorder(TorchEngine):
+    def generate(self, prompts, sampling):
+        self.rollouts = super().generate(prompts, sampling)
+        return self.rollouts
+
+
+def package(
+    case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager, given: Batch | None = None
+) -> Batch:
+    """On its own samples, all that a run does in a step but validation."""
+    can_share(model)  # found out once for a model, and so once in a run
+    optimizer, engine = case.optimizer(model), _Recorder(model, case.tokenizer)
+    if given is not None:
+        with meter:
+            case.train(package_step, model, optimizer, given)
+        return given
+    run = package_run(case, model, optimizer, engine)
     with meter:
-        grpo_train_step(
-            model,
-            case.tokenizer,
-            optimizer,
-            config.gradient_accumulation_steps,
-            config.max_grad_norm,
-            case.grader,
-            batch.prompts,
-            batch.responses,
-            batch.ground_truths,
-            config.group_size,
-            **config.estimator.step_arguments(),
-            normalization_constant=config.normalization_constant,
-            rollout_token_ids=batch.token_ids,
-        )
+        run.step(number)
+    return Batch.of(case.problems(number), engine.rollouts)
 
 
-def textbook(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractContextManager) -> None:
-    optimizer = case.optimizer(model)
+def textbook(
+    case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager, given: Batch | None = None
+) -> Batch:
+    optimizer, engine = case.optimizer(model), GenerateEngine(model, case.tokenizer)
     with meter:
-        apply_textbook(case, model, optimizer, batch)
+        batch = given or Batch.of(case.problems(number), engine.generate(case.prompts(number), case.sampling(number)))
+        case.train(textbook_step, model, optimizer, batch)
+    return batch
 
 
-def apply_textbook(case: Case, model: PreTrainedModel, optimizer: Optimizer, batch: Batch) -> None:
-    config = case.config
-    textbook_step(
-        model,
-        case.tokenizer,
-        optimizer,
-        batch.token_ids,
-        case.rewards(batch),
-        config.group_size,
-        config.microbatch_size,
-        config.normalization_constant,
-        config.max_grad_norm,
-    )
+def trl(
+    case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager, given: Batch | None = None
+) -> Batch:
+    from rlhelpers.bench.trl_trainer import sample_and_train, train
+
+    return sample_and_train(case, model, number, meter) if given is None else train(case, model, given, meter)
 
 
-def trl(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractContextManager) -> None:
-    from rlhelpers.bench.trl_trainer import train
-
-    train(case, model, batch, meter)
+CONTESTANTS: dict[str, Contestant] = {"rlhelpers": package, "textbook": textbook, "TRL": trl}
 
 
-Contestant = Callable[[Case, PreTrainedModel, Batch, AbstractContextManager], None]
-CONTESTANTS: dict[str, Contestant] = {"rlhelpers": ours, "textbook": textbook, "TRL": trl}
+def installed() -> list[str]:
+    """Leave out "TRL" where it is not installed."""
+    return [name for name in CONTESTANTS if name != "TRL" or importlib.util.find_spec("trl")]
 
 
-@dataclass(frozen=True)
-class Work:
-    """`difference` of the update from the textbook's, see case.difference; `tokens_read`: how many went through the
-    model forward, padding included."""
+def bench_step(config: RunConfig | None = None, rounds: int = ROUNDS) -> Report:
+    """Measure the step on given responses of the tiny model.  Raise ValueError where updates differ."""
+    found, case = conditions(), Case.of(config or configuration())
+    given = sample_batch(case)
+    rewards, size = case.rewards(given), case.config.group_size
+    groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
+    settings = {
+        "response_tokens": given.response_tokens,
+        "without_advantage": sum(size for group in groups if min(group) == max(group)),
+    }
+    notes = ["One step of Dr. GRPO, one update by AdamW, on the same responses.  without advantage: responses."]
+    return Report("step", found, settings | _settings(case, rounds), compare(case, rounds, given), notes)
 
-    difference: float
-    tokens_read: int
+
+def bench_whole_step(config: RunConfig | None = None, rounds: int = ROUNDS) -> Report:
+    """Measure sampling, grading and training on the tiny model.  Raise ValueError where samples are not the policy's,
+    or an update is not the textbook's."""
+    found, case = conditions(), Case.of(config or configuration())
+    notes = [
+        "One step of Dr. GRPO, one update by AdamW, each on its own samples.  rlhelpers: all that a run does in a step "
+        "but validation.  textbook: with `generate` of transformers."
+    ]
+    return Report("whole-step", found, _settings(case, rounds), compare(case, rounds), notes)
 
 
-def bench_step(config: RunConfig | None = None, rounds: int = ROUNDS) -> dict[str, Any]:
-    """Measure on the tiny model; returns the report.  Raises ValueError where updates differ."""
-    found = conditions()
-    case = Case.of(config or configuration())
-    batch = sample_batch(case)
-    names = installed(CONTESTANTS)
-    work = check(case, batch, names)
-    turns = {name: partial(_seconds, case, batch, CONTESTANTS[name]) for name in names}
-    seconds = in_turns(turns, rounds)
-    memory = {name: in_own_process(peak_memory, case.config, batch, name) for name in names}
-    return report(found, case, batch, work, seconds, memory)
+def _settings(case: Case, rounds: int) -> dict[str, Any]:
+    return {"responses": case.config.rollout_batch_size, "group_size": case.config.group_size, "rounds": rounds}
 
 
 def sample_batch(case: Case) -> Batch:
-    """The responses of the run's first step."""
+    """Return the responses of the run's first step."""
     rollouts = TorchEngine(case.policy, case.tokenizer).generate(case.prompts(1), case.sampling(1))
     return Batch.of(case.problems(1), rollouts)
 
 
-def check(case: Case, batch: Batch, names: Sequence[str]) -> dict[str, Work]:
-    """What each did; the warm-up too."""
-    expected = case.model()
-    textbook(case, expected, batch, nullcontext())
-    work = {}
-    for name in names:
-        model = case.model()
-        with reading(model) as reads:
-            CONTESTANTS[name](case, model, batch, nullcontext())
-        tokens = sum(read.tokens for read in reads)
-        work[name] = Work(difference(case.update(model), case.update(expected)), tokens)
-        refuse_unless_equal(work[name].difference, name)
-    return work
+def compare(case: Case, rounds: int, given: Batch | None = None) -> list[dict[str, Any]]:
+    """Return a row for each contestant, on its own samples or on the batch that is given."""
+    work = {name: check(case, name, given) for name in installed()}
+    measured = in_turns({name: partial(_measure, case, name, given) for name in work}, rounds)
+    if given is None:
+        for name, turns in measured.items():
+            work[name]["response_length"] = fmean(tokens for _, tokens in turns) / case.config.rollout_batch_size
+    times = compare_seconds({name: [seconds for seconds, _ in turns] for name, turns in measured.items()})
+    memory = {name: in_own_process(peak_memory, case.config, name, given) for name in work}
+    return [{"step": n, **times[n], **work[n], "extra_MiB": memory[n] / MIB} for n in work]
 
 
-def _seconds(case: Case, batch: Batch, contestant: Contestant, number: int) -> float:
+def check(case: Case, name: str, given: Batch | None = None) -> dict[str, Any]:
+    """Return what one step of the contestant did, of which this is the warm-up too."""
+    model, expected = case.model(), case.model()
+    can_share(model)  # else its trial would be counted
+    with reading(model) as reads:
+        batch = CONTESTANTS[name](case, model, 1, nullcontext(), given)
+    work = {"tokens_read": sum(read.tokens for read in reads)}
+    if given is None:
+        _refuse_unless_done(case, batch, name)
+        work = {"bias": sampling_bias(*score(batch.token_ids, case.policy, case.tokenizer))}
+        refuse_unless_unbiased(work["bias"], name)
+    textbook(case, expected, 1, nullcontext(), batch)
+    found = difference(case.update(model), case.update(expected))
+    refuse_unless_equal(found, name)
+    return work | {"difference": found}
+
+
+def _refuse_unless_done(case: Case, batch: Batch, name: str) -> None:
+    config = case.config
+    repeated = [prompt for prompt in case.prompts(1) for _ in range(config.group_size)]
+    lengths = [len(response) for _, response in batch.token_ids]
+    if batch.prompts != repeated or not all(1 <= length <= config.max_tokens for length in lengths):
+        raise ValueError(
+            f"step: no speeds, for {name} trained on {len(lengths)} responses of {min(lengths)} to {max(lengths)} "
+            f"tokens; accepted are {config.group_size} to each prompt, of 1 to {config.max_tokens} tokens"
+        )
+
+
+def _measure(case: Case, name: str, given: Batch | None, number: int) -> tuple[float, int]:
+    """Seconds, and response tokens that were trained on."""
     clock = Clock()
-    contestant(case, case.model(), batch, clock)
-    return clock.seconds
+    batch = CONTESTANTS[name](case, case.model(), number, clock, given)
+    return clock.seconds, batch.response_tokens
 
 
-def peak_memory(config: RunConfig, batch: Batch, name: str) -> int:
-    """Bytes that a step takes beyond weights, optimizer and batch, in this process, which should have done nothing
+def peak_memory(config: RunConfig, name: str, given: Batch | None) -> int:
+    """Return the bytes that a step takes beyond weights, optimizer and batch, in a process that has done nothing
     else."""
     case, meter = Case.of(config), PeakMemory()
-    CONTESTANTS[name](case, case.model(), batch, meter)
+    CONTESTANTS[name](case, case.model(), 1, meter, given)
     return meter.extra
-
-
-def report(
-    found: Mapping[str, Any],
-    case: Case,
-    batch: Batch,
-    work: Mapping[str, Work],
-    seconds: Mapping[str, Sequence[float]],
-    memory: Mapping[str, int],
-) -> dict[str, Any]:
-    """Everything that was measured, for a file."""
-    groups = case.rewards(batch).view(-1, case.config.group_size)
-    times = compare_seconds(seconds)
-    return {
-        "conditions": dict(found),
-        "responses": len(batch.responses),
-        "group_size": case.config.group_size,
-        "response_tokens": batch.response_tokens,
-        "without_advantage": int((groups == groups.mean(dim=1, keepdim=True)).sum()),
-        "contestants": {n: {**times[n], **asdict(work[n]), "extra_bytes": memory[n]} for n in times},
-    }

@@ -1,53 +1,63 @@
 """Dr. GRPO as a textbook has it, on transformers alone: what the package's own step and engine are compared with.
 
-Every response is read with its whole prompt, all logits are computed, rows without an advantage are read like the
-others, and sampling is `generate`'s.
+Every response is read with its whole prompt.  All logits are computed.  Rows without an advantage are read too.
+`generate` samples.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from rlhelpers.bench.case import Rows
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
-from rlhelpers.kernels.train_step import TokenIds
 from rlhelpers.models import eval_mode
 from rlhelpers.rollouts import Completion, Rollout, Sampling
 from rlhelpers.rollouts.engine import encode_prompts, end_of_text_ids
+
+LogProbs = Callable[[PreTrainedModel, Tensor, Tensor, Tensor], Tensor]
+"""(model, input_ids, labels, response_mask) -> log-probs of the labels; all (rows, length)."""
+
+
+def all_logits(model: PreTrainedModel, input_ids: Tensor, labels: Tensor, response_mask: Tensor) -> Tensor:
+    logits = model(input_ids=input_ids, use_cache=False).logits
+    return logits.log_softmax(dim=-1).gather(-1, labels[..., None]).squeeze(-1)
 
 
 def textbook_step(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     optimizer: Optimizer,
-    token_ids: TokenIds,
-    rewards: Tensor,
-    group_size: int,
+    rows: Rows,
     microbatch_size: int,
-    normalization_constant: float,
-    max_grad_norm: float,
-) -> None:
-    """One update: A log pi(y_t) with A = r - mean of the group, summed over all tokens of all responses and divided by
-    a constant (arXiv:2503.20783).  rewards (B,) float32, a group's side by side; token_ids: of prompt and response."""
-    groups = rewards.view(-1, group_size)
+    max_grad_norm: float | None,
+    log_probs: LogProbs = all_logits,
+) -> tuple[Tensor, dict[str, float]]:
+    """Take one step: A log pi(y_t) with A = r - mean of the group, summed over all tokens of all responses and divided
+    by a constant (arXiv:2503.20783).  Return loss and gradient norm, as `package_step` does."""
+    groups = torch.tensor(rows.rewards).view(-1, rows.group_size)
     advantages = (groups - groups.mean(dim=1, keepdim=True)).flatten()
-    prompts, responses = zip(*token_ids, strict=True)
-    batch = pad_prompts_and_outputs(prompts, responses, padding_id(tokenizer))
-    for start in range(0, len(rewards), microbatch_size):
-        rows = slice(start, start + microbatch_size)
-        logits = model(input_ids=batch["input_ids"][rows], use_cache=False).logits
-        log_probs = logits.log_softmax(dim=-1).gather(-1, batch["labels"][rows, :, None]).squeeze(-1)
-        objective = (advantages[rows, None] * log_probs * batch["response_mask"][rows]).sum()
-        (-objective / normalization_constant).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+    padded = pad_prompts_and_outputs(*zip(*rows.token_ids, strict=True), padding_id(tokenizer))
+    loss = torch.zeros(())
+    for start in range(0, len(advantages), microbatch_size):
+        part = slice(start, start + microbatch_size)
+        names = ("input_ids", "labels", "response_mask")
+        ids, labels, mask = (padded[name][part].to(model.device) for name in names)
+        objective = advantages[part, None].to(model.device) * log_probs(model, ids, labels, mask) * mask
+        microbatch_loss = -objective.sum() / rows.constant
+        microbatch_loss.backward()
+        loss += microbatch_loss.detach().cpu()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), math.inf if max_grad_norm is None else max_grad_norm)
     optimizer.step()
-    optimizer.zero_grad()
+    model.zero_grad()
+    return loss, {"grad_norm": norm.item()}
 
 
 class GenerateEngine:
-    """Samples by `model.generate`; as much of a `RolloutEngine` as is measured.  Its samples have no log-probs."""
+    """As much of a `RolloutEngine` as is measured, by `model.generate`.  Its samples have no log-probs."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         self.model, self.tokenizer = model, tokenizer
@@ -57,7 +67,7 @@ class GenerateEngine:
 
     @torch.no_grad()
     def generate(self, prompts: Sequence[str], sampling: Sampling) -> list[Rollout]:
-        """See `RolloutEngine.generate`; all rows at a time."""
+        """Sample all rows at a time; see `RolloutEngine.generate`."""
         context = self.model.config.max_position_embeddings
         prompt_ids = encode_prompts(self.tokenizer, prompts, sampling.max_tokens, context)
         inputs = self.tokenizer.pad({"input_ids": prompt_ids}, padding_side="left", return_tensors="pt")
@@ -82,7 +92,7 @@ class GenerateEngine:
         return [Rollout(*row) for row in zip(prompts, prompt_ids, groups, strict=True)]
 
     def _completion(self, ids: list[int], end_ids: set[int], stop: str | None) -> Completion:
-        """Of a row that `generate` filled up with padding."""
+        """Take off the padding that `generate` filled the row up with."""
         end = next((i + 1 for i, token in enumerate(ids) if token in end_ids), None)
         ids = ids[:end]
         while ids and ids[-1] == self.tokenizer.pad_token_id:
@@ -93,6 +103,6 @@ class GenerateEngine:
 
 
 def cut(text: str, stop: str | None) -> str:
-    """To the end of the stop string, where it has one."""
+    """Cut the text after its first stop string."""
     before, found, _ = text.partition(stop) if stop else (text, "", "")
     return before + found

@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the same work: one step of it, with given responses or its own."""
+"""One step of TRL's GRPOTrainer, on given responses or its own."""
 
 import os
 import tempfile
@@ -16,8 +16,8 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experi
 from trl import GRPOConfig, GRPOTrainer
 
 
-def train(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractContextManager) -> None:
-    """One update from the responses of the batch; `meter` is entered around the step alone."""
+def train(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractContextManager) -> Batch:
+    """Update the model once from the responses of the batch; `meter` is entered around the step alone."""
     group = case.config.group_size
     problems = list(zip(batch.prompts[::group], batch.ground_truths[::group], strict=True))
 
@@ -28,11 +28,12 @@ def train(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractConte
         return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
 
     _take_step(case, model, problems, _Rewards(case), meter, rollout_func=responses)
+    return batch
 
 
 def sample_and_train(case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager) -> Batch:
-    """One whole step; returns the responses, which `model.generate` sampled up to the end-of-text token: TRL gives it
-    no tokenizer, without which it knows no stop string."""
+    """Take one whole step; return the responses.  TRL gives `model.generate` no tokenizer, so that it knows no stop
+    string and samples to the end-of-text token."""
     problems = list(zip(case.prompts(number), [problem.answer for problem in case.problems(number)], strict=True))
     rewards = _Rewards(case)
     _take_step(case, model, problems, rewards, meter, seed=case.sampling(number).seed % 2**32)
@@ -51,7 +52,7 @@ class _Rewards:
         responses = [cut(text, self.case.grader.prompt.stop) for text in completions]
         read = self.case.tokenizer(prompts)["input_ids"]
         self.batch = Batch(prompts, responses, ground_truth, list(zip(read, completion_ids, strict=True)))
-        return self.case.rewards(self.batch).tolist()
+        return self.case.rewards(self.batch)
 
 
 class _Meter(TrainerCallback):
@@ -83,7 +84,7 @@ def _take_step(case: Case, model, problems, rewards: Callable, meter, seed: int 
 
 
 def _arguments(case: Case, folder: str, seed: int) -> GRPOConfig:
-    """Our step's formula, on the CPU in float32; of what is only speed, the faster choice."""
+    """Return our step's formula, on the CPU in float32; where settings differ in speed alone, the faster one."""
     config = case.config
     return GRPOConfig(
         output_dir=folder,

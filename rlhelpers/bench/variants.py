@@ -1,64 +1,111 @@
-"""The training step with and without each thing that makes it fast.
+"""The training step with and without each thing that makes it fast, and the arithmetic in it.
 
-The package finds out from model and batch what it can do; a variant without it is told that it cannot.
+The package's own step has all that model and batch allow.  Without some of it, the textbook's loop runs over the
+package's log-probs.
 """
 
 import importlib.util
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from unittest.mock import patch
+from functools import partial
+from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from rlhelpers.bench.flops import Read, microbatches
-from rlhelpers.bench.made_up import MadeUpBatch, train
+from rlhelpers.bench.case import ONLY_PADDING, Rows, package_step
+from rlhelpers.bench.measure import Read
+from rlhelpers.bench.textbook import LogProbs, textbook_step
 from rlhelpers.doctor.memory import Architecture, activation_bytes, checkpointed_bytes, logit_bytes, step_bytes
-from rlhelpers.kernels import logprobs
-from rlhelpers.kernels.estimators import group_mean
+from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
+from rlhelpers.kernels.logprobs import get_response_log_probs
 
 BACKEND = "inductor"
 
 
+def microbatches(reads: Sequence[Read]) -> list[list[Read]]:
+    """Cut the forward passes into microbatches, each of which begins without a cache."""
+    found: list[list[Read]] = []
+    for read in reads:
+        if not read.past:
+            found.append([])
+        found[-1].append(read)
+    return found
+
+
+def training_flops(model: Architecture, reads: Sequence[Read], scored: int) -> int:
+    """Return the floating-point operations of the matrix products, forward and backward, nothing computed twice.
+
+    Forward 2 for each weight and token; backward as many for the gradient to the input, and for that to the weight.
+    The same for attention's two products, whose masked half counts too, as in the usual definition of model FLOPs
+    (arXiv:2204.02311, appendix B).  `scored`: at how many tokens there were logits.
+    """
+    layer = model.hidden * (2 * model.hidden + 2 * model.key_values + 3 * model.intermediate)
+    weights = sum(read.tokens for read in reads) * model.layers * layer + scored * model.hidden * model.vocabulary
+    attention = sum(2 * read.tokens * (read.past + read.width) for read in reads) * model.layers * model.hidden
+    return 3 * 2 * (weights + attention)
+
+
+def all_at_once(model: PreTrainedModel, input_ids: Tensor, labels: Tensor, response_mask: Tensor) -> Tensor:
+    """All logits are held, with the entropies that a step reports."""
+    return get_response_log_probs(model, input_ids, labels, return_token_entropy=True)["log_probs"]
+
+
+def in_chunks(model: PreTrainedModel, input_ids: Tensor, labels: Tensor, response_mask: Tensor) -> Tensor:
+    """Rows are read whole; logits are computed at responses alone, a chunk of words at a time."""
+    states = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[response_mask]
+    head = model.get_output_embeddings()
+    log_probs, _ = log_probs_and_entropy(states, head.weight, head.bias, labels[response_mask])
+    return log_probs.new_zeros(labels.shape).masked_scatter(response_mask, log_probs)
+
+
+def shared(model: PreTrainedModel, input_ids: Tensor, labels: Tensor, response_mask: Tensor) -> Tensor:
+    """As the package's step does it: a prompt is read once for its rows."""
+    return get_response_log_probs(model, input_ids, labels, True, response_mask=response_mask)["log_probs"]
+
+
 @dataclass(frozen=True)
 class Variant:
-    """`chunked`: log-probs of the responses alone, over the vocabulary in chunks; else all logits are held.  `shared`:
-    a prompt is read once for its group.  `pruned`: rows without an advantage are not read.  `compiled`: after
-    `compile_parts`, which cannot be taken back."""
+    """`log_probs`: those of the textbook's loop; None for the package's own step, which reads no row without an
+    advantage, and shares no prompts where it is `checkpointed`.  `compiled`: after `compile_parts`, which cannot be
+    taken back."""
 
     name: str
-    chunked: bool = False
-    shared: bool = False
-    pruned: bool = False
+    log_probs: LogProbs | None = None
     attention: str = "sdpa"
     checkpointed: bool = False
     compiled: bool = False
 
     def train(
-        self, model: PreTrainedModel, optimizer: Optimizer, batch: MadeUpBatch, microbatch_size: int
-    ) -> tuple[Tensor, dict[str, Tensor | float | None]]:
-        """A step; see made_up.train."""
-        with self._applied(model):
-            return train(model, optimizer, batch, microbatch_size, "mean" if self.pruned else almost_mean)
+        self, model: PreTrainedModel, optimizer: Optimizer, rows: Rows, microbatch_size: int
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Take a step; see case.Step for what it returns."""
+        step = package_step if self.log_probs is None else partial(textbook_step, log_probs=self.log_probs)
+        model.set_attn_implementation(self.attention)
+        if self.checkpointed:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        try:
+            return step(model, ONLY_PADDING, optimizer, rows, microbatch_size, None)
+        finally:
+            if self.checkpointed:
+                model.gradient_checkpointing_disable()
 
-    def scored_tokens(self, batch: MadeUpBatch, reads: Sequence[Read]) -> int:
-        """At how many tokens the head is applied."""
-        if not self.chunked:
+    def scored_tokens(self, rows: Rows, reads: Sequence[Read]) -> int:
+        """Return at how many tokens the head is applied."""
+        if self.log_probs is all_at_once:
             return sum(read.tokens for read in reads)
-        rows = enumerate(response for _, response in batch.token_ids)
-        return sum(len(response) for i, response in rows if batch.has_signal(i) or not self.pruned)
+        responses = enumerate(response for _, response in rows.token_ids)
+        return sum(len(response) for i, response in responses if self.log_probs or rows.has_signal(i))
 
     def predicted_bytes(self, model: Architecture, number: int, reads: Sequence[Read]) -> int:
-        """Of the largest microbatch, beside weights, gradients and optimizer, counted as `rlhelpers doctor` does before
-        a run; `number` bytes per number."""
+        """Return those of the largest microbatch, beside weights, gradients and optimizer, as `rlhelpers doctor` counts
+        them before a run; `number` bytes per number."""
         return max(self._predicted(model, number, microbatch) for microbatch in microbatches(reads))
 
     def _predicted(self, model: Architecture, number: int, reads: Sequence[Read]) -> int:
         tokens = sum(read.tokens for read in reads)
-        if not self.chunked:
+        if self.log_probs is all_at_once:
             return activation_bytes(model, tokens, number) + logit_bytes(model, tokens, number)
         if self.checkpointed:
             return sum(checkpointed_bytes(model, number, tokens, tokens).values())
@@ -67,42 +114,26 @@ class Variant:
         copied = sum(read.rows * read.past for read in last)
         return sum(step_bytes(model, number, responses, tokens - responses, copied).values())
 
-    @contextmanager
-    def _applied(self, model: PreTrainedModel) -> Iterator[None]:
-        model.set_attn_implementation(self.attention)
-        with ExitStack() as stack:
-            if not self.chunked:
-                stack.enter_context(patch.object(logprobs, "head_is_linear", return_value=False))
-            if not self.shared:
-                stack.enter_context(patch.object(logprobs, "can_share", return_value=False))
-            if self.checkpointed:
-                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-                stack.callback(model.gradient_checkpointing_disable)
-            yield
-
 
 def ladder(on_gpu: bool) -> list[Variant]:
-    """Each has what those before it have, and one thing more; but for checkpointing, which shares no prompts, and is
+    """Return variants of which each has what those before it have, and one thing more; but for checkpointing, which is
     taken off again."""
-    plain = Variant("plain")
-    chunked = replace(plain, name="+ chunked log-probs", chunked=True)
-    shared = replace(chunked, name="+ shared prompts", shared=True)
-    pruned = replace(shared, name="+ pruning", pruned=True)
-    variants = [plain, chunked, shared, pruned]
+    package = Variant("+ pruning")
+    variants = [
+        Variant("plain", all_at_once),
+        Variant("+ chunked log-probs", in_chunks),
+        Variant("+ shared prompts", shared),
+        package,
+    ]
     if on_gpu and importlib.util.find_spec("flash_attn"):
-        variants.append(replace(pruned, name="+ flash-attention", attention="flash_attention_2"))
-    fastest = variants[-1]
-    checkpointed = replace(fastest, name="checkpointed, prompts not shared", shared=False, checkpointed=True)
-    return [*variants, checkpointed, replace(fastest, name="+ torch.compile of norms and MLPs", compiled=True)]
-
-
-def almost_mean(rewards: Tensor) -> Tensor:
-    """A baseline that leaves a response of a group without rewards an advantage above 0, and too small to matter."""
-    return group_mean(rewards) - 1e-30
+        package = replace(package, name="+ flash-attention", attention="flash_attention_2")
+        variants.append(package)
+    checkpointed = replace(package, name="checkpointed, prompts not shared", checkpointed=True)
+    return [*variants, checkpointed, replace(package, name="+ torch.compile of norms and MLPs", compiled=True)]
 
 
 def compile_parts(model: PreTrainedModel) -> None:
-    """Norms and MLPs of an OLMo-2 model: what is in all layers the same, is compiled once, and knows no cache."""
+    """Compile norms and MLPs of an OLMo-2 model: they are the same in all layers, so that each is compiled once."""
     for module in model.modules():
         if type(module).__name__.endswith(("RMSNorm", "MLP")):
             module.compile(backend=BACKEND, dynamic=True)
@@ -116,11 +147,3 @@ class GradientKeeper:
 
     def step(self) -> None:
         self.gradients = [p.grad.detach().clone() for p in self.param_groups[0]["params"]]
-
-
-def difference(gradients: list[Tensor], expected: list[Tensor]) -> float:
-    """|g - g'| / |g'|, in the Euclidean norm over all parameters."""
-    pairs = zip(gradients, expected, strict=True)
-    off = torch.stack([torch.linalg.vector_norm(g - e, dtype=torch.float32) for g, e in pairs])
-    size = torch.stack([torch.linalg.vector_norm(e, dtype=torch.float32) for e in expected])
-    return (off.norm() / size.norm()).item()

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from rlhelpers.checks import check_kind
 from rlhelpers.kernels.advantages import reward_statistics
@@ -70,7 +71,8 @@ def train(config: RunConfig) -> Path:
     with open_log(records, config.num_rollout_steps) as log:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(own_step.FILE, records.folder)
-        run = Run(config, task, policy, tokenizer, engine, log, readers_step)
+        optimizer = make_optimizer(policy, config)
+        run = Run(config, task, policy, tokenizer, engine, optimizer, log, readers_step)
         try:
             run.train(remarks)
         finally:
@@ -116,18 +118,19 @@ class Run:
         policy,
         tokenizer,
         engine: RolloutEngine,
+        optimizer: Optimizer,
         log: Log,
-        readers_step: TrainStep | None,
+        readers_step: TrainStep | None = None,
     ):
-        self.config, self.task, self.policy, self.tokenizer, self.log = config, task, policy, tokenizer, log
+        self.config, self.task, self.policy, self.tokenizer = config, task, policy, tokenizer
+        self.optimizer, self.log = optimizer, log
         self.prompt = get_prompt(config.prompt)
         self.grader = Grader(self.prompt, task.verify)
-        self.optimizer = make_optimizer(policy, config)
         # The policy before its first step, which a KL penalty keeps the policy close to.
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.estimator.kl_coefficient else None
         self.sampler = Sampler(engine, policy, tokenizer, config.temperature, log.remark)
         self.rollouts = RolloutStream(self.sampler, self.request, config.num_rollout_steps, config.rollouts_ahead)
-        self.update = Updates(config, policy, tokenizer, self.optimizer, self.grader, readers_step, log)
+        self.update = Updates(config, policy, tokenizer, optimizer, self.grader, readers_step, log)
         self.tally: dict[str, Any] = {"has_learned": False, "reward": None}
         self.seconds: dict[str, float] = {}
 
