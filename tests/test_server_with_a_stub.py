@@ -21,11 +21,11 @@ from rlhelpers.rollouts.vllm_client import VLLMClient
 from rlhelpers.rollouts.vllm_server import VLLMServer
 from rlhelpers.rollouts.vllm_settings import prompt_seed
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt
-from rlhelpers.tasks.grading import judge_answer
+from rlhelpers.tasks.grading import verify_answer
 from rlhelpers.training.config import make_config
 from rlhelpers.training.draws import derive_seed
-from rlhelpers.training.evaluation import flatten, rows_to_read, truncated_fraction
-from rlhelpers.training.loop import Run
+from rlhelpers.training.evaluation import flatten, grade_all, rows_to_read, truncated_fraction
+from rlhelpers.training.loop import problems_that_fit
 
 PROMPTS = ["Question: what is 1 + 1?\nAnswer:", "User: Ben", "Question: what is 1 + 1?\nAnswer:"]
 COURSE = {"n": 2, "temperature": 1.0, "top_p": 1.0, "max_tokens": 32, "stop": ["</answer>"], "seed": 5}
@@ -560,7 +560,7 @@ def with_stop_string(body, index):
 def test_the_stop_string_stays_so_that_the_reward_sees_it(server, stub, monkeypatch):
     """By the engine, and by the course's dictionary unless it says otherwise."""
     monkeypatch.setattr("stub_vllm.choice", with_stop_string)
-    reward = Grader(R1, judge_answer)
+    reward = Grader(R1, verify_answer)
     [rollout] = server.generate(R1_PROMPTS[:1], Sampling(stop=R1.stop, seed=1))
     [same] = server.generate_completions(R1_PROMPTS[:1], {"n": 1, "stop": [R1.stop], "seed": 1})
     for completion in (rollout.completions[0], same):
@@ -584,8 +584,8 @@ def test_a_prompt_without_room_is_left_out_and_counted(server, stub, tiny_gpt2, 
     problems = [Problem("a b c d", "1")] * 7 + [Problem("a " * 30, "1")]
     sizes = {"group_size": 2, "rollout_batch_size": 14, "train_batch_size": 14}
     config = make_config(quick=True, prompt="question_only", max_tokens=4, **sizes)
-    run = Run(config, Task("t", problems, problems, judge_answer), tiny_gpt2(), tokenizer, None)
-    assert (len(run.train_problems), len(run.val_problems), run.too_long) == (7, 7, 2)
+    task, left_out = problems_that_fit(config, Task("t", problems, problems, verify_answer), tokenizer, context=32)
+    assert (len(task.train), len(task.validation), left_out) == (7, 7, 2)
     server.stop()
     stub.models[0]["max_model_len"] = 200
     server.start()
@@ -603,7 +603,7 @@ def test_what_was_cut_off_is_marked_and_counted(server, stub):
     text = r"so </think> <answer> 2 </answer> and then"
     answers(stub, sampled(text, [5, 6]), sampled(text, [5, 7], finish_reason="length"))
     samples = flatten([Problem("1+1?", "2")], server.generate(R1_PROMPTS[:1], Sampling(n=2)))
-    rows = rows_to_read(samples, Grader(R1, judge_answer))
+    rows = rows_to_read(samples, grade_all(Grader(R1, verify_answer), samples))
     assert [row["finish_reason"] for row in rows] == ["stop", "length"] and [row["tokens"] for row in rows] == [2, 2]
     assert truncated_fraction(samples) == 0.5 and [row["reward"] for row in rows] == [1, 1]
 

