@@ -9,8 +9,10 @@ import pytest
 import test_bad_input_evidence
 import test_bad_input_kernels
 import test_bad_input_tasks_and_rollouts
-import test_bad_input_theory
 import test_bad_input_training
+import test_enumeration
+import test_montecarlo
+import test_symbolic
 
 from rlhelpers import paths
 
@@ -18,8 +20,10 @@ TABLES = (
     test_bad_input_evidence,
     test_bad_input_kernels,
     test_bad_input_tasks_and_rollouts,
-    test_bad_input_theory,
     test_bad_input_training,
+    test_enumeration,
+    test_montecarlo,
+    test_symbolic,
 )
 WITHOUT_A_ROW = {
     "Completion": "a record that engines write, and nobody else",
@@ -27,6 +31,7 @@ WITHOUT_A_ROW = {
     "Grade": "a record that the grader writes, and nobody else",
     "EngineDeadError": "an error, with a text",
     "DisagreementError": "an error, with a text",
+    "Estimate": "a record that the intervals write, and nobody else",
     "Moments": "a record that moments writes, and nobody else",
     "RolloutEngine": "a protocol: nothing to call",
     "house_style": "takes nothing",
