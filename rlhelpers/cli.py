@@ -114,8 +114,8 @@ def _gpus(text: str) -> float:
 
 
 def collect(options: argparse.Namespace) -> None:
-    from rlhelpers.evidence.collection import collect
     from rlhelpers.evidence.statistics import counted
+    from rlhelpers.evidence.tables import collect
 
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always", UserWarning)

@@ -6,21 +6,31 @@ import json
 from importlib import import_module
 
 import pytest
-import test_bad_input_evidence
 import test_bad_input_kernels
 import test_bad_input_tasks_and_rollouts
 import test_bad_input_training
+import test_comparisons
 import test_enumeration
+import test_figures
 import test_montecarlo
+import test_responses
+import test_runs
+import test_statistics
 import test_symbolic
+import test_tables
 
 from rlhelpers import paths
 
 TABLES = (
-    test_bad_input_evidence,
     test_bad_input_kernels,
     test_bad_input_tasks_and_rollouts,
     test_bad_input_training,
+    test_comparisons,
+    test_figures,
+    test_responses,
+    test_runs,
+    test_statistics,
+    test_tables,
     test_enumeration,
     test_montecarlo,
     test_symbolic,
