@@ -15,9 +15,8 @@ from rlhelpers.bench.commands import add_benches, positive_count
 
 
 def doctor(options: argparse.Namespace) -> int:
-    from rlhelpers.doctor.finding import as_table
     from rlhelpers.doctor.machine import look_at_machine
-    from rlhelpers.doctor.report import examine
+    from rlhelpers.doctor.report import as_table, examine
     from rlhelpers.training.config import make_config
 
     config = make_config(**{"preset": options.preset} | _settings(options.settings))

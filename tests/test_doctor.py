@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
 from rlhelpers import cli, paths
 from rlhelpers.bench.allocations import peak_bytes
 from rlhelpers.doctor import report as doctor
-from rlhelpers.doctor.finding import Finding, as_table
-from rlhelpers.doctor.fit import settings_that_fit
+from rlhelpers.doctor.fit import Finding, settings_that_fit
 from rlhelpers.doctor.machine import OLMO_1B, Gpu, Machine, look_at_machine
 from rlhelpers.doctor.memory import (
     GIB,
@@ -22,6 +21,7 @@ from rlhelpers.doctor.memory import (
     predict_memory,
     step_bytes,
 )
+from rlhelpers.doctor.report import as_table
 from rlhelpers.kernels.logprobs import get_response_log_probs
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.training.config import PRESETS, make_config
