@@ -93,32 +93,32 @@ def _gib(size: float) -> str:
     return f"{size:.1f}" if size >= 0.1 else f"{size:.3f}"
 
 
-def _place(demand: Demand, machine: Machine, config: RunConfig) -> Gpu | float | None:
-    """The GPU, or the free GiB of RAM, that a demand is for; None where the GPU is missing."""
+def _free_and_total(demand: Demand, machine: Machine, config: RunConfig) -> tuple[float, float] | None:
+    """GiB of the place that a demand is for; None where the GPU is missing."""
     if demand.place == "RAM":
-        return machine.ram_gib
+        return machine.ram_gib, machine.ram_gib
     index = policy_index(config) if demand.place == "GPU" else server_index(config)
-    return machine.gpus[index] if index < len(machine.gpus) else None
+    return (machine.gpus[index].free_gib, machine.gpus[index].total_gib) if index < len(machine.gpus) else None
 
 
 def _judge(demand: Demand, machine: Machine, config: RunConfig) -> Finding:
     name = f"{demand.place}, {demand.phase}"
     parts = ", ".join(f"{part} {size:.1f}" for part, size in demand.parts.items() if size >= 0.05)
-    place = _place(demand, machine, config)
+    place = _free_and_total(demand, machine, config)
     if place is None:
         found = f"would take {demand.total:.1f} GiB ({parts})"
         return Finding("warning", name, found, _on_a_small_card(machine, config))
-    free = place.free_gib if isinstance(place, Gpu) else place
+    free, total = place
     found = f"{demand.total:.1f} of {free:.1f} GiB free ({parts})"
     if demand.total <= TIGHT * free:
         return Finding("ok", name, found)
-    status = "warning" if demand.total <= free else "problem"
-    if isinstance(place, Gpu) and demand.total <= TIGHT * place.total_gib and free < TIGHT * place.total_gib:
-        return Finding(status, name, found, "end what else is on this card: nvidia-smi shows it")
-    change = settings_that_fit(machine, config)
-    if change is None:
-        return Finding(status, name, found, "no setting is enough: more memory, or a smaller model")
-    return Finding(status, name, found, f"set {_as_settings(change)}")
+    if max(demand.total, free) < TIGHT * total:
+        remedy = "end what else is on this card: nvidia-smi shows it"
+    elif change := settings_that_fit(machine, config):
+        remedy = f"set {_as_settings(change)}"
+    else:
+        remedy = "no setting is enough: more memory, or a smaller model"
+    return Finding("warning" if demand.total <= free else "problem", name, found, remedy)
 
 
 def _as_settings(change: dict[str, Any]) -> str:
@@ -138,9 +138,8 @@ def settings_that_fit(machine: Machine, config: RunConfig) -> dict[str, Any] | N
     """The cheapest change of settings that meets every demand on a place that exists; None where no change does."""
 
     def fits(demand: Demand, changed: RunConfig) -> bool:
-        place = _place(demand, machine, changed)
-        free = place.free_gib if isinstance(place, Gpu) else place
-        return free is None or demand.total <= TIGHT * free
+        place = _free_and_total(demand, machine, changed)
+        return place is None or demand.total <= TIGHT * place[0]
 
     on_gpu = wants_gpu(machine, config)
     for change in _changes(config, machine, on_gpu):
