@@ -122,7 +122,7 @@ def test_group_mean_and_leave_one_out(policy, rewards, size):
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "grpo_constant", "maxrl"])
-def test_expected_update_is_the_finite_group_weight_times_the_gradient(policy, rewards, name):
+def test_expected_update_is_the_group_weight_times_gradient(policy, rewards, name):
     row = ESTIMATORS[name]
     p = (policy.probabilities() @ rewards).item()
     weight = float(group_weight(row.advantage_normalizer, 3, row.advantage_eps).subs(P, p))
