@@ -15,9 +15,8 @@ from rlhelpers.bench.commands import add_benches, positive_count
 
 
 def doctor(options: argparse.Namespace) -> int:
-    from rlhelpers.doctor.finding import as_table
     from rlhelpers.doctor.machine import look_at_machine
-    from rlhelpers.doctor.report import examine
+    from rlhelpers.doctor.report import as_table, examine
     from rlhelpers.training.config import make_config
 
     config = make_config(**{"preset": options.preset} | _settings(options.settings))
@@ -114,8 +113,8 @@ def _gpus(text: str) -> float:
 
 
 def collect(options: argparse.Namespace) -> None:
-    from rlhelpers.evidence.collection import collect
     from rlhelpers.evidence.statistics import counted
+    from rlhelpers.evidence.tables import collect
 
     with warnings.catch_warnings(record=True) as remarks:
         warnings.simplefilter("always", UserWarning)

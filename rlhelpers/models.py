@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,8 +21,6 @@ from rlhelpers.files import whole_folder
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from rlhelpers.training.config import RunConfig
 
 # The course's model is one commit of its repository: a later upload is not loaded.
 REVISIONS = {"allenai/OLMo-2-0425-1B": "a1847dff35000b4271fa70afc5db10fd29fedbdf"}
@@ -166,8 +164,10 @@ def load_policy(
     return policy.to(device), tokenizer
 
 
-def make_optimizer(policy: PreTrainedModel, config: RunConfig) -> torch.optim.AdamW:
-    """AdamW; on CUDA in one fused kernel, which needs no copies of the weights and rounds once, at the end."""
+def make_optimizer(policy: PreTrainedModel, config: Any) -> torch.optim.AdamW:
+    """AdamW with the configuration's `learning_rate`, `betas` and `weight_decay`.
+
+    On CUDA it is one fused kernel, which needs no copies of the weights and rounds once, at the end."""
     return torch.optim.AdamW(
         policy.parameters(),
         lr=config.learning_rate,

@@ -18,6 +18,7 @@ WITHOUT_A_ROW = {
     "Grade": "a record that the grader writes, and nobody else",
     "EngineDeadError": "an error, with a text",
     "DisagreementError": "an error, with a text",
+    "Estimate": "a record that the intervals write, and nobody else",
     "Moments": "a record that moments writes, and nobody else",
     "RolloutEngine": "a protocol: nothing to call",
     "house_style": "takes nothing",

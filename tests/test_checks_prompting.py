@@ -42,8 +42,8 @@ def test_another_right_solution_passes(exercise, capsys):
 
 
 def test_has_format_is_the_graders_format_reward():
-    for prop in has_format.properties:
-        for inputs in prop.inputs():
+    for statement in has_format.properties:
+        for inputs in has_format.inputs(statement):
             assert loop_has_format(**inputs) == r1_zero_reward_fn(inputs["response"], "5")["format_reward"]
 
 

@@ -5,9 +5,10 @@ import json
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from bad_input import NOT_A_LIST, NOT_A_TABLE, NOT_WHOLE, Row, check_refusal, name_of
 
 from rlhelpers.evidence.comparisons import compare_curves, compare_finals
-from rlhelpers.evidence.runs import list_runs
+from rlhelpers.evidence.runs import list_runs, read_curves
 
 
 @pytest.fixture
@@ -75,8 +76,75 @@ def test_curves_on_different_grids_are_joined_by_step(roots, write_run):
     plt.close("all")
 
 
+def write_steps(file, steps, value=0.5):
+    rows = [{"step": step, "val_reward": value, "seconds": 1.0} for step in steps]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.mark.field_report("B51")
+def test_seeds_on_different_steps_are_joined_none_is_cut(roots, write_run):
+    """Policy: every seed is drawn in full; the mean and its band stand where all seeds have a value, so the number of
+    seeds in the legend is that of every point, and where that ends early the picture says so."""
+    files = [write_run(roots[1], seed) / "metrics.jsonl" for seed in range(5)]
+    for file, steps in zip(files, (range(11), range(8), range(0, 11, 2)), strict=False):
+        write_steps(file, steps)
+    files[1].write_text(files[1].read_text(encoding="utf-8").replace('"step": 3, "val_reward": 0.5', '"step": 3'))
+    files[2].write_text(files[2].read_text(encoding="utf-8").replace("0.5", "null", 1))
+    for file, text in zip(files[3:], ("", '{"other": 1}\n'), strict=True):
+        file.write_text(text, encoding="utf-8")
+    with pytest.warns(
+        UserWarning, match=r"seed=[34] is left out: ValueError: .*metrics\.jsonl: it has no step"
+    ) as said:
+        runs = list_runs("04_grpo")
+    assert len(said) == 2 and list(runs["seed"]) == [0, 1, 2]
+    assert list(read_curves(runs, "val_reward", "estimator").index) == list(range(11))
+    figure = compare_curves(runs, ["val_reward"], "estimator", "title")
+    axes = figure.axes[0]
+    *seeds, mean = [line.get_xdata().tolist() for line in axes.lines]
+    assert seeds == [list(range(11)), [0, 1, 2, 4, 5, 6, 7], [2, 4, 6, 8, 10]] and mean == [2, 4, 6]
+    assert [text.get_text() for text in axes.texts] == ["all 3 seeds to here"]
+    assert figure.legends[0].get_texts()[0].get_text() == "grpo, 3 seeds"
+    write_steps(files[1], range(1, 11, 2))
+    with pytest.warns(UserWarning):
+        axes = compare_curves(list_runs("04_grpo"), ["val_reward"], "estimator", "title").axes[0]
+    assert [text.get_text() for text in axes.texts] == ["3 seeds, no step in common"]
+    plt.close("all")
+
+
+@pytest.mark.field_report("B52")
 def test_one_seed_draws_no_band(roots, write_run):
     write_run(roots[1], 0, rewards=(0.1, 0.3, 0.5))
     figure = compare_curves(list_runs("04_grpo"), ["val_reward"], "estimator", "title")
     assert not figure.axes[0].collections and figure.legends[0].get_texts()[0].get_text() == "grpo, 1 seed"
     plt.close("all")
+
+
+# ---- bad input is refused by name; a new case is a row of ROWS
+
+NO_COLUMN = [None, "unknown", 3, [], ["estimator"], {}, np.ones(2)]
+ROWS = [
+    Row("compare_curves", "metrics", NOT_A_LIST),
+    Row("compare_curves", "metrics", [[None], [3]], "metrics: number 0 is "),
+    Row("compare_curves", "metrics", [["unknown"]], "metrics, number 0: got 'unknown'; accepted are val_reward, "),
+    Row("compare_curves", "metrics", [[]], "metrics has 0; all must have the same length, at least 1"),
+    Row("compare_curves", "columns", [*NOT_WHOLE, 0]),
+    Row("compare_curves", "runs", NOT_A_TABLE),
+    Row("compare_curves", "by", NO_COLUMN),
+    Row("compare_finals", "runs", NOT_A_TABLE),
+    Row("compare_finals", "by", NO_COLUMN),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_bad_input_is_refused_by_name(runs, row):
+    """And no empty picture is left: in a notebook it would look like a result."""
+    by = {"runs": runs, "by": "estimator", "title": "t"}
+    opened = plt.get_fignums()
+    check_refusal(
+        {
+            "compare_curves": (compare_curves, by | {"metrics": ["loss"], "columns": 1}),
+            "compare_finals": (compare_finals, by),
+        },
+        row,
+    )
+    assert plt.get_fignums() == opened

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Olmo2Config
 from rlhelpers import cli, paths
 from rlhelpers.bench.measure import peak_bytes
 from rlhelpers.doctor import report as doctor
-from rlhelpers.doctor.finding import Finding, as_table
-from rlhelpers.doctor.fit import settings_that_fit
+from rlhelpers.doctor.fit import Finding, settings_that_fit
 from rlhelpers.doctor.machine import OLMO_1B, Gpu, Machine, look_at_machine
 from rlhelpers.doctor.memory import (
     GIB,
@@ -22,6 +21,7 @@ from rlhelpers.doctor.memory import (
     predict_memory,
     step_bytes,
 )
+from rlhelpers.doctor.report import as_table
 from rlhelpers.kernels.logprobs import get_response_log_probs
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.training.config import PRESETS, make_config
@@ -256,7 +256,7 @@ def test_olmo_has_the_published_size():
     assert Architecture(1_484_916_736, 2048, 16, 8192, 2048, 100_352, 4096) == OLMO
 
 
-def test_an_architecture_with_grouped_queries_and_tied_embeddings():
+def test_grouped_queries_and_tied_embeddings():
     sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(**sizes, intermediate_size=128, vocab_size=100, tie_word_embeddings=True)
     found = Architecture.of(config)
@@ -264,7 +264,7 @@ def test_an_architecture_with_grouped_queries_and_tied_embeddings():
     assert found.parameters == sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
 
 
-def test_one_card_of_24_gb_trains_olmo_1b_with_sleep_mode_and_not_without():
+def test_24_gb_train_olmo_1b_with_sleep_mode_only():
     machine = with_card(RTX_4090)
     asleep = findings(machine, "single-gpu")
     assert asleep["GPU, training"].status == asleep["GPU, sampling"].status == "ok"
@@ -289,7 +289,7 @@ def test_no_setting_makes_it_fit_on_8_gb():
     assert settings_that_fit(machine, make_config("single-gpu")) is None
 
 
-def test_the_torch_engine_is_too_big_for_a_small_card_and_vllm_is_named():
+def test_a_small_card_needs_vllm_not_the_torch_engine():
     remedy = findings(with_card(L4), "course")["GPU, sampling"].remedy
     assert "engine=vllm" in remedy and "sleep_level=1" in remedy
 
@@ -419,6 +419,7 @@ def test_a_head_that_is_larger_than_a_chunk(small_chunks, dtype):
     assert peak / 1.15 < sum(parts.values()) < peak * 1.15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "rows", "prompt_tokens", "tokens", "dtype"),
     [
@@ -464,7 +465,7 @@ def test_what_the_machine_says_of_the_tiny_run():
     assert machine.prompt_tokens < 200 and machine.task_error is None
 
 
-def test_a_problem_is_exit_1_and_settings_are_those_of_papermill(capsys, monkeypatch, tmp_path):
+def test_a_problem_is_exit_1(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(paths, "GSM8K", tmp_path)
     monkeypatch.delenv("RLHELPERS_GSM8K", raising=False)
     assert cli.main(["doctor", "--preset", "course", "max_tokens=1024", "variant=None", "learning_rate=1e-5"]) == 1

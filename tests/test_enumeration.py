@@ -1,9 +1,22 @@
 """The listed policy against a model written in loops, and expectations against finite differences."""
 
 import itertools
+import math
 
 import pytest
 import torch
+from bad_input import (
+    NOT_A_FUNCTION,
+    NOT_A_LIST,
+    NOT_A_NAME,
+    NOT_A_NUMBER,
+    NOT_A_TENSOR,
+    NOT_WHOLE,
+    SOMETHING_ELSE,
+    Row,
+    check_refusal,
+    name_of,
+)
 
 from rlhelpers.kernels import aggregate_loss_across_microbatch, compute_policy_gradient_loss
 from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
@@ -79,25 +92,8 @@ def test_policy_gradient_against_finite_differences(policy, rewards):
         assert ((values[0] - values[1]) / (2 * step)).item() == pytest.approx(gradient[i].item(), abs=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"vocabulary": 1, "steps": 2}, "vocabulary: got 1"),
-        ({"vocabulary": 2, "steps": 0}, "steps: got 0"),
-        ({"vocabulary": 2, "steps": 2, "end_token": 2}, "end_token: got 2; accepted is None or 0 to 1"),
-        ({"vocabulary": 2, "steps": 1, "theta": torch.zeros(1, 2)}, "theta: got torch.float32"),
-        ({"vocabulary": 2, "steps": 2, "theta": torch.zeros(1, 2).double()}, r"accepted is float64 \(3, 2\)"),
-        ({"vocabulary": 10, "steps": 7}, r"10\^7 responses; accepted are at most 1,000,000"),
-    ],
-)
-def test_bad_sizes_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        TabularPolicy(**arguments)
-
-
-def test_too_many_groups_are_refused(policy):
-    with pytest.raises(ValueError, match=r"group_size: 15\^6 groups"):
-        all_groups(policy, 6)
+def test_exactly_a_million_responses_are_accepted():
+    assert len(TabularPolicy(10, 6).tokens) == 10**6
 
 
 def test_moments():
@@ -126,7 +122,7 @@ def test_group_mean_and_leave_one_out(policy, rewards, size):
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "grpo_constant", "maxrl"])
-def test_expected_update_is_the_finite_group_weight_times_the_gradient(policy, rewards, name):
+def test_expected_update_is_the_group_weight_times_gradient(policy, rewards, name):
     row = ESTIMATORS[name]
     p = (policy.probabilities() @ rewards).item()
     weight = float(group_weight(row.advantage_normalizer, 3, row.advantage_eps).subs(P, p))
@@ -206,3 +202,87 @@ def test_noclip_is_the_token_surrogate():
         expected_update(new, rewards, 1, row, sampled_from=old),
         new.gradient(surrogate(new, old, rewards, [[0], [1], [2]])),
     )
+
+
+# ---- bad input is refused by name; a new case is a row of ROWS
+
+POLICY, OLD, OTHER = TabularPolicy(2, 2), TabularPolicy(2, 2, seed=1), TabularPolicy(3, 2)
+REWARDS = torch.tensor([0.0, 1, 0, 1], dtype=torch.float64)
+CHANCES, SCORES = POLICY.probabilities().detach(), POLICY.scores()
+GROUPS, _ = all_groups(POLICY, 2)
+GROUPED = {"policy": POLICY, "rewards": REWARDS, "groups": GROUPS, "advantage": leave_one_out}
+UPDATED = {"policy": POLICY, "rewards": REWARDS, "group_size": 2, "estimator": Estimator("grpo"), "sampled_from": OLD}
+TWO = {"policy": POLICY, "old": OLD, "rewards": REWARDS, "blocks": [[0], [1]]}
+GOOD = {
+    "TabularPolicy": (TabularPolicy, {"vocabulary": 2, "steps": 2, "end_token": None, "theta": None, "seed": 0}),
+    "TabularPolicy.policy_gradient": (POLICY.policy_gradient, {"rewards": REWARDS}),
+    "moments": (moments, {"probabilities": CHANCES, "estimates": SCORES}),
+    "optimal_baseline": (optimal_baseline, {"probabilities": CHANCES, "rewards": REWARDS, "scores": SCORES}),
+    "all_groups": (all_groups, {"policy": POLICY, "group_size": 2}),
+    "group_estimates": (group_estimates, GROUPED),
+    "kernel_advantage": (kernel_advantage, {"baseline": "mean", "advantage_normalizer": "std", "eps": 1e-6}),
+    "leave_one_out": (leave_one_out, {"grouped": REWARDS[GROUPS]}),
+    "expected_update": (expected_update, UPDATED),
+    "surrogate": (surrogate, TWO),
+    "block_estimates": (block_estimates, TWO),
+}
+NO_REWARDS = [*NOT_A_TENSOR[:-2], REWARDS.float(), REWARDS.long(), REWARDS[:3], REWARDS[:, None]]
+NO_CHANCES = [-CHANCES, 2 * CHANCES, CHANCES[:3]]
+NO_BLOCKS = [*NOT_A_LIST, [[2]], [[-1]], [[0, 0]], [0, 1], [[0.5]], ["0"], [None]]
+ROWS = [
+    Row("TabularPolicy", "vocabulary", [*NOT_WHOLE, 1]),
+    Row("TabularPolicy", "vocabulary", [1001, 10**20], "responses; accepted are at most 1,000,000"),
+    Row("TabularPolicy", "steps", [*NOT_WHOLE, 0]),
+    Row("TabularPolicy", "steps", [20, 10**20], "responses; accepted are at most 1,000,000"),
+    Row("TabularPolicy", "end_token", NOT_WHOLE[1:]),
+    Row("TabularPolicy", "end_token", [2], "end_token: got 2; accepted is None or 0 to 1"),
+    Row("TabularPolicy", "theta", NOT_A_TENSOR[1:]),
+    Row("TabularPolicy", "theta", [torch.zeros(3, 2)], "theta: got torch.float32 (3, 2); accepted is float64 (3, 2)"),
+    Row("TabularPolicy", "theta", [torch.zeros(2, 3).double()], "theta: got torch.float64 (2, 3); accepted is"),
+    Row("TabularPolicy", "theta", [torch.full((3, 2), math.nan).double()], "theta: not all of its numbers are finite"),
+    Row("TabularPolicy", "seed", NOT_WHOLE),
+    Row("TabularPolicy.policy_gradient", "rewards", NO_REWARDS),
+    Row("TabularPolicy.policy_gradient", "rewards", [REWARDS * math.nan], "rewards: not all of its numbers are finite"),
+    Row("moments", "probabilities", NOT_A_TENSOR),
+    Row("moments", "probabilities", NO_CHANCES, "probabilities: one is below 0, or their sum is not 1"),
+    Row("moments", "estimates", NOT_A_TENSOR),
+    Row("moments", "estimates", [SCORES[:3], SCORES.float(), SCORES[:, 0, None, None]]),
+    Row("optimal_baseline", "probabilities", NO_CHANCES, "probabilities: one is below 0, or their sum is not 1"),
+    Row("optimal_baseline", "rewards", NO_REWARDS),
+    Row("optimal_baseline", "scores", [*NOT_A_TENSOR, SCORES[:3], SCORES.float()]),
+    Row("all_groups", "policy", SOMETHING_ELSE),
+    Row("all_groups", "group_size", [*NOT_WHOLE, 0]),
+    Row("all_groups", "group_size", [10, 10**20], "groups; accepted are at most 1,000,000"),
+    Row("group_estimates", "policy", SOMETHING_ELSE),
+    Row("group_estimates", "rewards", NO_REWARDS),
+    Row("group_estimates", "groups", [*NOT_A_TENSOR, GROUPS - 1, GROUPS + 1, GROUPS[0], GROUPS.double()]),
+    Row("group_estimates", "advantage", NOT_A_FUNCTION),
+    Row("group_estimates", "advantage", [lambda rewards: rewards[:, :1], lambda rewards: 1.0]),
+    Row("kernel_advantage", "baseline", NOT_A_NAME),
+    Row("kernel_advantage", "advantage_normalizer", NOT_A_NAME),
+    Row("kernel_advantage", "eps", [*NOT_A_NUMBER, -1, math.inf], "advantage_eps: got "),
+    Row("leave_one_out", "grouped", [*NOT_A_TENSOR, REWARDS, REWARDS[:, None]]),
+    Row("expected_update", "policy", SOMETHING_ELSE),
+    Row("expected_update", "rewards", NO_REWARDS),
+    Row("expected_update", "group_size", [*NOT_WHOLE, 0]),
+    Row("expected_update", "group_size", [1], '"std" need'),
+    Row("expected_update", "estimator", SOMETHING_ELSE),
+    Row("expected_update", "sampled_from", SOMETHING_ELSE[1:]),
+    Row("expected_update", "sampled_from", [OTHER], "policy, sampled_from: their responses are not the same ones"),
+    *(
+        row
+        for function in ("surrogate", "block_estimates")
+        for row in (
+            Row(function, "policy", SOMETHING_ELSE),
+            Row(function, "old", SOMETHING_ELSE),
+            Row(function, "old", [OTHER], "policy, old: their responses are not the same ones"),
+            Row(function, "rewards", NO_REWARDS),
+            Row(function, "blocks", NO_BLOCKS),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_bad_input_is_refused_by_name(row):
+    check_refusal(GOOD, row)

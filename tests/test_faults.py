@@ -22,9 +22,9 @@ from small_runs import FOLDER, SMALL, assert_same, contents, read_about, without
 
 from rlhelpers import paths
 from rlhelpers.bench import runs as whole_runs
-from rlhelpers.evidence.failures import read_signs
 from rlhelpers.evidence.figures import save_for_writeup
 from rlhelpers.evidence.runs import complete_runs, read_jsonl, read_metrics
+from rlhelpers.evidence.statistics import read_signs
 from rlhelpers.files import NotWrittenError, append, whole_folder, write_atomically
 from rlhelpers.kernels import grpo_train_step, microbatches, train_step
 from rlhelpers.kernels.estimators import AGGREGATIONS

@@ -11,15 +11,11 @@ import re
 from collections import Counter
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 
 from rlhelpers import paths
-from rlhelpers.evidence.comparisons import compare_curves
-from rlhelpers.evidence.figures import METRICS
-from rlhelpers.evidence.runs import list_runs, read_curves, read_metrics
-from rlhelpers.evidence.statistics import t_interval
+from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.kernels import grpo_train_step
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
@@ -203,59 +199,6 @@ def test_b53_checkpointing_and_dropout_of_training_do_not_reach_sampling(tiny_gp
 def test_b54_a_run_logs_both_spreads_under_names_of_their_own(run):
     metrics = read_metrics(run[0]).loc[1:]
     assert metrics[["reward_std_batch", "reward_std_within_groups", "signal_fraction"]].notna().all(axis=None)
-
-
-# --- pictures and tables of runs -------------------------------------------------------------------------------------
-
-
-def test_b42_the_picture_says_that_the_loss_is_no_measure():
-    assert METRICS["loss"][0] == "loss: no measure of progress"
-
-
-def write_steps(file, steps, value=0.5):
-    rows = [{"step": step, "val_reward": value, "seconds": 1.0} for step in steps]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-
-
-def test_b51_seeds_on_different_steps_are_joined_and_none_is_cut(roots, write_run):
-    """Policy: every seed is drawn in full; the mean and its band stand where all seeds have a value, so the number of
-    seeds in the legend is that of every point, and where that ends early the picture says so."""
-    files = [write_run(roots[1], seed) / "metrics.jsonl" for seed in range(5)]
-    for file, steps in zip(files, (range(11), range(8), range(0, 11, 2)), strict=False):
-        write_steps(file, steps)
-    files[1].write_text(files[1].read_text(encoding="utf-8").replace('"step": 3, "val_reward": 0.5', '"step": 3'))
-    files[2].write_text(files[2].read_text(encoding="utf-8").replace("0.5", "null", 1))
-    for file, text in zip(files[3:], ("", '{"other": 1}\n'), strict=True):
-        file.write_text(text, encoding="utf-8")
-    with pytest.warns(
-        UserWarning, match=r"seed=[34] is left out: ValueError: .*metrics\.jsonl: it has no step"
-    ) as said:
-        runs = list_runs("04_grpo")
-    assert len(said) == 2 and list(runs["seed"]) == [0, 1, 2]
-    assert list(read_curves(runs, "val_reward", "estimator").index) == list(range(11))
-    figure = compare_curves(runs, ["val_reward"], "estimator", "title")
-    axes = figure.axes[0]
-    *seeds, mean = [line.get_xdata().tolist() for line in axes.lines]
-    assert seeds == [list(range(11)), [0, 1, 2, 4, 5, 6, 7], [2, 4, 6, 8, 10]] and mean == [2, 4, 6]
-    assert [text.get_text() for text in axes.texts] == ["all 3 seeds to here"]
-    assert figure.legends[0].get_texts()[0].get_text() == "grpo, 3 seeds"
-    write_steps(files[1], range(1, 11, 2))
-    with pytest.warns(UserWarning):
-        axes = compare_curves(list_runs("04_grpo"), ["val_reward"], "estimator", "title").axes[0]
-    assert [text.get_text() for text in axes.texts] == ["3 seeds, no step in common"]
-    plt.close("all")
-
-
-def test_b52_one_seed_has_no_spread_and_two_have_that_of_n_minus_1(roots, write_run):
-    one, two = t_interval([0.4]), t_interval([0.4, 0.6])
-    assert str(one) == "0.400, 1 seed" and one.ends == "1 seed: none"
-    assert two.mean == 0.5 and two.n == 2
-    t = 12.7062  # of Student's distribution with one degree of freedom, 97.5 %
-    assert two.half_width * math.sqrt(2) / t == pytest.approx(0.1414, abs=1e-4)
-    write_run(roots[1], 0)
-    figure = compare_curves(list_runs("04_grpo"), ["val_reward"], "estimator", "title")
-    assert not figure.axes[0].collections and figure.legends[0].get_texts()[0].get_text() == "grpo, 1 seed"
-    plt.close("all")
 
 
 # --- none is forgotten -----------------------------------------------------------------------------------------------

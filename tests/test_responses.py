@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 import pytest
+from bad_input import NOT_A_FOLDER, NOT_A_LIST, NOT_A_NUMBER, NOT_A_TABLE, NOT_WHOLE, Row, check_refusal, name_of
 
 from rlhelpers import paths
 from rlhelpers.evidence.responses import (
@@ -18,6 +19,7 @@ from rlhelpers.evidence.responses import (
     grade_responses,
     read_responses,
 )
+from rlhelpers.tasks.grading import judge_answer
 
 REAL = paths.ROOT.parent / "shared/data/olmo2_rollouts/rollouts.jsonl.gz"
 ROW = {"prompt": "r1_zero", "question": "2+3?", "ground_truth": "5", "response": " 5 </think> <answer> 5 </answer>"}
@@ -163,6 +165,7 @@ def test_agreement():
     assert nobody["judged"] == 0 and math.isnan(nobody["precision"]) and math.isnan(nobody["recall"])
 
 
+@pytest.mark.slow
 def test_the_real_file():
     """Responses of OLMo-2-0425-1B, where they are at hand."""
     if not REAL.is_file():
@@ -177,3 +180,38 @@ def test_the_real_file():
     judged = agreement(graded.in_substance[rejected], human[rejected])
     assert judged["judged"] > 80
     assert judged["precision"] > 0.9 and judged["recall"] > 0.9
+
+
+# ---- bad input is refused by name; a new case is a row of ROWS
+
+GRADED = grade_responses(MIXED[:1].assign(human=None))
+GOOD = {
+    "read_responses": (read_responses, {"path": "no.jsonl", "also": []}),
+    "grade_responses": (grade_responses, {"table": MIXED, "judge": judge_answer}),
+    "category_counts": (category_counts, {"graded": GRADED}),
+    "draw_examples": (draw_examples, {"graded": GRADED, "count": 1, "seed": 0}),
+    "agreement": (agreement, {"rule": GRADED.in_substance, "verdicts": GRADED.human}),
+}
+TABLE = pd.DataFrame({"estimator": ["grpo"]})
+ROWS = [
+    Row("read_responses", "path", NOT_A_FOLDER, "responses: got "),
+    Row("read_responses", "path", ["no.jsonl"], "responses: got 'no.jsonl'; there is no such file"),
+    Row("read_responses", "also", [*NOT_A_LIST]),
+    Row("grade_responses", "table", NOT_A_TABLE),
+    Row("grade_responses", "table", [TABLE], "table: got a table without prompt, question, ground_truth, response"),
+    Row("grade_responses", "judge", [None, 3, "judge"]),
+    Row("category_counts", "graded", [*NOT_A_TABLE, TABLE]),
+    Row("draw_examples", "graded", [*NOT_A_TABLE, TABLE]),
+    Row("draw_examples", "count", NOT_WHOLE),
+    Row("draw_examples", "seed", NOT_WHOLE),
+    Row("agreement", "rule", [*NOT_A_NUMBER, TABLE]),
+    Row("agreement", "verdicts", [*NOT_A_NUMBER, TABLE]),
+    Row("agreement", "verdicts", [pd.Series([True, True])], "rule, verdicts: got 1 and 2 rows"),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_bad_input_is_refused_by_name(tmp_path, monkeypatch, row):
+    monkeypatch.chdir(tmp_path)
+    check_refusal(GOOD, row)
+    assert list(tmp_path.rglob("*")) == []

@@ -7,6 +7,7 @@ import random
 import pytest
 import sympy
 import torch
+from bad_input import NOT_A_FUNCTION, NOT_A_NAME, NOT_WHOLE, Row, check_refusal, name_of
 
 from rlhelpers.kernels.estimators import NORMALIZERS
 from rlhelpers.theory.symbolic import (
@@ -59,13 +60,6 @@ def test_spread_is_what_the_kernel_divides_by(normalizer, size):
         function = NORMALIZERS[normalizer]
         wanted = 1.0 if function is None else function(rewards).item()
         assert float(spread(normalizer, k, size)) == pytest.approx(wanted, abs=1e-15)
-
-
-def test_an_unknown_normalizer_is_named():
-    with pytest.raises(ValueError, match="normalizer: got 'median'; accepted are none, std, mean"):
-        group_weight("median", 4)
-    with pytest.raises(ValueError, match="group_size: got 1; accepted is a whole number of at least 2"):
-        group_weight("none", 1)
 
 
 @pytest.mark.parametrize("normalizer", ["none", "std", "mean"])
@@ -160,3 +154,38 @@ def test_tree_probabilities_sum_to_one():
     generator = random.Random(0)
     values = {tree.symbol("p", prefix): generator.random() for prefix in tree.prefixes}
     assert all(0 < tree.block("p", response, range(3)).subs(values) < 1 for response in tree.responses)
+
+
+# ---- bad input is refused by name; a new case is a row of ROWS
+
+GOOD = {
+    "bernoulli_score": (bernoulli_score, {"action": 1}),
+    "bernoulli_expectation": (bernoulli_expectation, {"f": lambda action: action}),
+    "bernoulli_variance": (bernoulli_variance, {"f": lambda action: action}),
+    "binomial_expectation": (binomial_expectation, {"f": lambda k: k, "group_size": 3}),
+    "spread": (spread, {"normalizer": "std", "k": 1, "group_size": 3}),
+    "group_weight": (group_weight, {"normalizer": "std", "group_size": 3, "eps": 0}),
+    "limit_weight": (limit_weight, {"normalizer": "std"}),
+    "SoftmaxPolicy": (SoftmaxPolicy, {"responses": 3}),
+    "TokenTree": (TokenTree, {"length": 2}),
+}
+ROWS = [
+    Row("bernoulli_score", "action", [None, 2, -1, 0.5, "1", []]),
+    Row("bernoulli_expectation", "f", NOT_A_FUNCTION),
+    Row("bernoulli_variance", "f", NOT_A_FUNCTION),
+    Row("binomial_expectation", "f", NOT_A_FUNCTION),
+    Row("binomial_expectation", "group_size", [*NOT_WHOLE, 0]),
+    Row("spread", "normalizer", [*NOT_A_NAME, "median"]),
+    Row("group_weight", "normalizer", NOT_A_NAME),
+    Row("group_weight", "normalizer", ["median"], "normalizer: got 'median'; accepted are none, std, mean"),
+    Row("group_weight", "group_size", NOT_WHOLE),
+    Row("group_weight", "group_size", [1], "group_size: got 1; accepted is a whole number of at least 2"),
+    Row("limit_weight", "normalizer", NOT_A_NAME),
+    Row("SoftmaxPolicy", "responses", [*NOT_WHOLE, 1]),
+    Row("TokenTree", "length", [*NOT_WHOLE, 0]),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_bad_input_is_refused_by_name(row):
+    check_refusal(GOOD, row)

@@ -2,24 +2,41 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from rlhelpers.doctor.finding import Finding
 from rlhelpers.doctor.machine import Gpu, Machine
 from rlhelpers.doctor.memory import GIB, Architecture, Demand, cache_gib, predict_memory
 from rlhelpers.models import download_command
 from rlhelpers.training.config import RunConfig
 
-TIGHT = 0.9  # of what is free: above it a little fragmentation, or another program, ends the run
+TIGHT = 0.9  # of what is free: above it, fragmentation or another program may end the run
 CPU_PARAMETERS = 2e8  # with more of them a step on a CPU takes hours
 SMALL_CARD = Gpu("a card of 24 GB", 23.5, 23.0, (8, 9))
 CHECKPOINTS = 3 * 3  # weights and two moments; two are kept, and a third is written before the older one goes
 RESPONSE_BYTES = 8  # per token of prompt and response in a run's files: the text, and the names of the fields
 
 
+@dataclass(frozen=True)
+class Finding:
+    """What was found, and what to do about a warning or a problem.  A problem stops the run, a warning does not."""
+
+    status: Literal["ok", "warning", "problem"]
+    name: str
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.found} -> {self.remedy}" if self.remedy else self.found
+
+
+def judge(is_fine: bool, name: str, found: str, remedy: str, otherwise: str = "problem") -> Finding:
+    """A finding that is ok or has a remedy."""
+    return Finding("ok", name, found) if is_fine else Finding(otherwise, name, found, remedy)
+
+
 def wants_gpu(machine: Machine, config: RunConfig) -> bool:
-    """Whether the policy is to be on a GPU: there is one, one is asked for, or the model is too big for a CPU."""
+    """Whether the policy belongs on a GPU: one is there or asked for, or the model is too big for a CPU."""
     model = machine.architecture
     big = model is not None and model.parameters > CPU_PARAMETERS
     return config.device.startswith("cuda") or (config.device == "auto" and (bool(machine.gpus) or big))
@@ -48,7 +65,7 @@ def examine_memory(machine: Machine, config: RunConfig) -> Iterator[Finding]:
 
 
 def examine_disks(machine: Machine, config: RunConfig) -> Iterator[Finding]:
-    """Room for the run's folder, for the model's download, and for the weights on their way to vLLM on the CPU."""
+    """Room for the run's folder, for the model's download, and in shared memory for vLLM's weights or NCCL."""
     model = machine.architecture
     on_gpu = wants_gpu(machine, config)
     weights = model.parameters * (2 if on_gpu else 4) / GIB if model else 0.0
@@ -67,41 +84,41 @@ def examine_disks(machine: Machine, config: RunConfig) -> Iterator[Finding]:
         yield _room("/dev/shm", "NCCL", 1.0, machine.shm_gib or 0.0, "docker run --shm-size=8g", "warning")
 
 
-def _room(name: str, what: str, need: float, free: float, remedy: str, status="problem") -> Finding:
+def _room(name: str, what: str, need: float, free: float, remedy: str, otherwise: str = "problem") -> Finding:
     found = f"{what}: about {_gib(need)} GiB needed, {_gib(free)} free"
-    return Finding("ok", name, found) if need <= free else Finding(status, name, found, remedy)
+    return judge(need <= free, name, found, remedy, otherwise)
 
 
 def _gib(size: float) -> str:
     return f"{size:.1f}" if size >= 0.1 else f"{size:.3f}"
 
 
-def _place(demand: Demand, machine: Machine, config: RunConfig) -> Gpu | float | None:
-    """The GPU, or the free GiB of RAM, that a demand is for; None where there is no such GPU."""
+def _free_and_total(demand: Demand, machine: Machine, config: RunConfig) -> tuple[float, float] | None:
+    """GiB of the place that a demand is for; None where the GPU is missing."""
     if demand.place == "RAM":
-        return machine.ram_gib
+        return machine.ram_gib, machine.ram_gib
     index = policy_index(config) if demand.place == "GPU" else server_index(config)
-    return machine.gpus[index] if index < len(machine.gpus) else None
+    return (machine.gpus[index].free_gib, machine.gpus[index].total_gib) if index < len(machine.gpus) else None
 
 
 def _judge(demand: Demand, machine: Machine, config: RunConfig) -> Finding:
     name = f"{demand.place}, {demand.phase}"
     parts = ", ".join(f"{part} {size:.1f}" for part, size in demand.parts.items() if size >= 0.05)
-    place = _place(demand, machine, config)
+    place = _free_and_total(demand, machine, config)
     if place is None:
         found = f"would take {demand.total:.1f} GiB ({parts})"
         return Finding("warning", name, found, _on_a_small_card(machine, config))
-    free = place.free_gib if isinstance(place, Gpu) else place
+    free, total = place
     found = f"{demand.total:.1f} of {free:.1f} GiB free ({parts})"
     if demand.total <= TIGHT * free:
         return Finding("ok", name, found)
-    status = "warning" if demand.total <= free else "problem"
-    if isinstance(place, Gpu) and demand.total <= TIGHT * place.total_gib and free < TIGHT * place.total_gib:
-        return Finding(status, name, found, "end what else is on this card: nvidia-smi shows it")
-    change = settings_that_fit(machine, config)
-    if change is None:
-        return Finding(status, name, found, "no setting is enough: more memory, or a smaller model")
-    return Finding(status, name, found, f"set {_as_settings(change)}")
+    if max(demand.total, free) < TIGHT * total:
+        remedy = "end what else is on this card: nvidia-smi shows it"
+    elif change := settings_that_fit(machine, config):
+        remedy = f"set {_as_settings(change)}"
+    else:
+        remedy = "no setting is enough: more memory, or a smaller model"
+    return Finding("warning" if demand.total <= free else "problem", name, found, remedy)
 
 
 def _as_settings(change: dict[str, Any]) -> str:
@@ -109,7 +126,7 @@ def _as_settings(change: dict[str, Any]) -> str:
 
 
 def _on_a_small_card(machine: Machine, config: RunConfig) -> str:
-    """What would make the run fit on the smallest card that the workbook is made for."""
+    """The settings that make the run fit on the smallest card that the workbook supports."""
     imagined = replace(machine, gpus=(SMALL_CARD,) * (1 + max(policy_index(config), server_index(config))))
     change = settings_that_fit(imagined, config)
     if change is None:
@@ -118,12 +135,11 @@ def _on_a_small_card(machine: Machine, config: RunConfig) -> str:
 
 
 def settings_that_fit(machine: Machine, config: RunConfig) -> dict[str, Any] | None:
-    """The smallest change of settings with which every demand on a place that exists is met; None: there is none."""
+    """The cheapest change of settings that meets every demand on a place that exists; None where no change does."""
 
     def fits(demand: Demand, changed: RunConfig) -> bool:
-        place = _place(demand, machine, changed)
-        free = place.free_gib if isinstance(place, Gpu) else place
-        return free is None or demand.total <= TIGHT * free
+        place = _free_and_total(demand, machine, changed)
+        return place is None or demand.total <= TIGHT * place[0]
 
     on_gpu = wants_gpu(machine, config)
     for change in _changes(config, machine, on_gpu):
@@ -135,8 +151,10 @@ def settings_that_fit(machine: Machine, config: RunConfig) -> dict[str, Any] | N
 
 
 def _changes(config: RunConfig, machine: Machine, on_gpu: bool) -> Iterator[dict[str, Any]]:
-    """From what costs least time to what costs most: sleep, smaller microbatches, gradient checkpointing, a smaller
-    cache, another engine.  None changes what is learned, but for rounding."""
+    """From the least loss of time to the most; none changes what is learned, except for rounding.
+
+    Sleep, smaller microbatches, gradient checkpointing, a smaller cache, another engine.
+    """
     batch, model = config.train_batch_size, machine.architecture
     microbatches = [{}] + [
         {"gradient_accumulation_steps": steps}
@@ -163,6 +181,5 @@ def _longest_response(model: Architecture, config: RunConfig, on_gpu: bool, prom
 def _cache(config: RunConfig, model: Architecture, on_gpu: bool, prompt_tokens: int) -> Finding:
     least = _longest_response(model, config, on_gpu, prompt_tokens)
     found = f"kv_cache_gib={config.kv_cache_gib} holds {int(config.kv_cache_gib / least)} of the longest responses"
-    if config.kv_cache_gib >= least:
-        return Finding("ok", "vLLM's cache", found)
-    return Finding("problem", "vLLM's cache", found, f"set kv_cache_gib={math.ceil(10 * least) / 10}")
+    remedy = f"set kv_cache_gib={math.ceil(10 * least) / 10}"
+    return judge(config.kv_cache_gib >= least, "vLLM's cache", found, remedy)

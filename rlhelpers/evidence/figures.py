@@ -1,4 +1,4 @@
-"""Pictures of runs, in one style: readable axes with units, colours that colour-blind readers tell apart."""
+"""Pictures of one run, and the house style: axes with units, colours that colour-blind readers tell apart."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from rlhelpers.evidence.runs import check_table
 from rlhelpers.files import whole_file
 from rlhelpers.tasks.grading import REASONS, RIGHT
 
-# Okabe and Ito's palette (jfly.uni-koeln.de/color), which survives the common forms of colour blindness.
+# Okabe and Ito's palette (jfly.uni-koeln.de/color), for the common forms of colour blindness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 STYLE = {
     "axes.prop_cycle": plt.cycler(color=COLOURS),
@@ -36,16 +36,15 @@ STYLE = {
 
 @contextmanager
 def house_style() -> Iterator[None]:
-    """STYLE for a while.  The first figure turns a notebook's display of figures on; a plain style context would turn
-    it off again at its end."""
+    """Use STYLE within a `with` block."""
     with plt.style.context(STYLE):
         yield
         interactive = plt.isinteractive()
-    plt.interactive(interactive)
+    plt.interactive(interactive)  # the first figure turns a notebook's display on; the style's end would turn it off
 
 
 def learning_curves(metrics: pd.DataFrame, title: str) -> Figure:
-    """What was learned: reward and format reward on training batches and on validation, against the step."""
+    """Reward and format reward, on training batches and on validation, against the step."""
     check_table(metrics=metrics)
     with house_style():
         figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
@@ -58,7 +57,7 @@ def learning_curves(metrics: pd.DataFrame, title: str) -> Figure:
     return figure
 
 
-# metric -> (title, label of the axis): what the handout asks to be logged.
+# metric -> (title, label of the axis): what the handout asks for.
 METRICS = {
     "val_reward": ("validation reward", "mean reward per response"),
     "val_format_reward": ("validation format reward", "mean format reward"),
@@ -76,7 +75,7 @@ DIAGNOSTICS = ("loss", "grad_norm", "token_entropy", "response_length", "signal_
 
 
 def diagnostics(metrics: pd.DataFrame, title: str) -> Figure:
-    """How the training went: one small picture for each diagnostic."""
+    """A small panel for each of DIAGNOSTICS."""
     check_table(metrics=metrics)
     with house_style():
         figure, panels = plt.subplots(2, 3, figsize=(10, 5), sharex=True)
@@ -98,11 +97,11 @@ OTHERS = "any other reason"
 
 
 def outcomes(metrics: pd.DataFrame, title: str, most: int = 7) -> Figure:
-    """What became of the responses: each step's shares of the reasons for a grade, on training batches and validation.
+    """Each step's shares of the reasons for a grade, on training batches and on validation.
 
-    From below in the order of REASONS: right (green), in the right form but not right (ambers), without the form
-    (blues), so that the format reward is where the blues begin.  (A box of question_only that is never closed is no
-    form, and amber all the same.)  The `most` frequent reasons of the run have a shade each, the others are grey.
+    From below, in the order of REASONS: right (green), the right form with a wrong answer (ambers), without the form
+    (blues).  So the blues begin at the format reward; except that a box of question_only that is never closed has no
+    form and is amber.  The `most` frequent reasons have a shade each, all others are grey.
     """
     check_table(metrics=metrics)
     check_whole(0, most=most)
@@ -126,18 +125,18 @@ def outcomes(metrics: pd.DataFrame, title: str, most: int = 7) -> Figure:
 
 
 def _shares(metrics: pd.DataFrame, prefix: str) -> pd.DataFrame:
-    """The share of each reason, at the steps that counted reasons."""
+    """The share of each reason, for the steps that counted reasons."""
     counts = metrics.filter(regex=f"^{prefix}").dropna(how="all").fillna(0.0)
     return counts.rename(columns=lambda name: name.removeprefix(prefix)).div(counts.sum(axis=1), axis=0)
 
 
 def _colours_of_reasons(shares: pd.DataFrame, most: int) -> dict[str, Any]:
-    """From the bottom of the picture to its top.  No amber is as dark as the green: some readers see no other
-    difference."""
+    """Colour by reason, from the bottom to the top."""
     order = list(REASONS)
     without_form = order.index("empty response")
     frequent = shares.filter(items=order).drop(columns=RIGHT, errors="ignore").mean().nlargest(most)
     colours = {RIGHT: COLOURS[2]} if RIGHT in shares else {}
+    # Shades differ in lightness, also from the green: some readers see no other difference.
     for family, *shades in ((order[:without_form], "YlOrBr", 0.5, 0.15), (order[without_form:], "Blues", 0.9, 0.2)):
         names = [name for name in family if name in frequent]
         colours |= zip(names, plt.colormaps[shades[0]](np.linspace(*shades[1:], len(names))), strict=True)
@@ -145,7 +144,7 @@ def _colours_of_reasons(shares: pd.DataFrame, most: int) -> dict[str, Any]:
 
 
 def _stacked_bars(axes: Axes, shares: pd.DataFrame, colours: Mapping[str, Any]) -> None:
-    """A bar for each step, as wide as the smallest distance between two."""
+    """Draw a bar for each step, as wide as the smallest distance between two."""
     others = shares.drop(columns=list(colours), errors="ignore").sum(axis=1)
     shown = shares.assign(**{OTHERS: others}).reindex(columns=list(colours), fill_value=0.0)
     width = np.diff(shares.index).min() if len(shares) > 1 else 1
@@ -156,7 +155,7 @@ def _stacked_bars(axes: Axes, shares: pd.DataFrame, colours: Mapping[str, Any]) 
 
 
 def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:
-    """Write the figure into the run's folder and to the same place under `figures/`; returns both paths."""
+    """Write the figure into the run's folder and to the same place under `figures/`; return both paths."""
     _check_figure(figure, name)
     check_kind((str, Path), "a folder below data/runs", run_folder=run_folder)
     run_folder = Path(run_folder).resolve()
@@ -170,7 +169,7 @@ def save_figure(figure: Figure, run_folder: Path, name: str) -> list[Path]:
 
 
 def save_for_writeup(figure: Figure, name: str) -> Path:
-    """Write a figure of many runs to `figures/`, where it is committed; returns its path."""
+    """Write a figure of many runs to `figures/`, where it is committed; return its path."""
     _check_figure(figure, name)
     file = paths.FIGURES / f"{name}.png"
     _write(figure, file)
@@ -191,7 +190,7 @@ def _check_figure(figure: Figure, name: str) -> None:
 
 
 def _line(axes: Axes, metrics: pd.DataFrame, name: str, label: str, **style) -> None:
-    """One metric against the step; steps that do not have it are left out, as is a metric that no step has."""
+    """Draw one metric against the step, at the steps that have it; say so where none has."""
     if name in metrics and metrics[name].notna().any():
         axes.plot(metrics[name].dropna(), label=label, **style)
         step_axis(axes)

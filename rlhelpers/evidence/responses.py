@@ -1,4 +1,4 @@
-"""Responses as a table: read from a file, graded, counted, and held against a person's verdict."""
+"""Responses as a table: read from a file, graded, counted, and compared with a person's verdicts."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,20 +23,17 @@ OPTIONAL = {
     "finish_reason": "stop or length",
     "human": 'a person\'s verdict, {"verdict": "correct"}, "incorrect" or "ambiguous"',
 }
-FIELDS = REQUIRED | OPTIONAL
-"""The accepted fields of a line, and what they hold: texts, but for `human`.  Others are not read."""
+FIELDS = REQUIRED | OPTIONAL  # of a line; all texts except `human`; others are not read
 
+# The handout's (1) to (3).  There is no fourth: without the format no answer is found.
 CATEGORIES = ("format 1, answer 1", "format 1, answer 0", "format 0, answer 0")
-"""The handout's three, (1) to (3).  There is no fourth: without the format no answer is found that could be right."""
-
 VERDICTS = ("correct", "incorrect", "ambiguous")
 
 
 def read_responses(path: str | Path, also: Sequence[str] = ()) -> pd.DataFrame:
-    """The responses of a JSONL file, or of one that ends in .gz: one row per line, a column for each of FIELDS.
+    """The responses of a JSONL file, plain or .gz: a row for each line, a column for each of FIELDS and of `also`.
 
-    `also`: further fields to keep, as they are.  `run` is the file's name where a line has none; `finish_reason`,
-    `human` (the verdict) and those of `also` are then None.
+    Where a line has no `run`, it is the file's name; other fields that are missing are None.  `human` is the verdict.
     Raises FileNotFoundError, or ValueError naming file, line and the accepted fields.
     """
     check_kind((str, Path), "a file", responses=path)
@@ -80,8 +77,11 @@ def _accepted() -> str:
 
 
 def grade_responses(table: pd.DataFrame, verify: Verifier = verify_answer) -> pd.DataFrame:
-    """The table with five more columns: `reward` (0.0 or 1.0), `category` (one of CATEGORIES), `reason` (one of
-    REASONS), `boxes_agree`, and `in_substance` (`probably_right`, whatever the grader says)."""
+    """Add five columns to the table.
+
+    `reward` (0.0 or 1.0), `category` (of CATEGORIES), `reason` (of REASONS), `boxes_agree`, and `in_substance`: what
+    `probably_right` says, whatever the grade.
+    """
     check_table(*REQUIRED, table=table)
     grades = []
     for row in table.itertuples():
@@ -106,7 +106,7 @@ def category_counts(graded: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_examples(graded: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
-    """`count` rows at random, runs and prompts in turn as far as each has any; fewer rows come back all."""
+    """Draw `count` rows at random, from runs and prompts in turn; all rows where there are fewer."""
     check_table("run", "prompt", graded=graded)
     check_whole(0, count=count, seed=seed)
     shuffled = graded.sample(frac=1, random_state=seed % 2**32)  # numpy takes no larger seed
@@ -115,10 +115,10 @@ def draw_examples(graded: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
 
 
 def agreement(rule: pd.Series, verdicts: pd.Series) -> dict[str, float]:
-    """A rule's yes or no against a person's `verdicts` (True, False, or missing; missing ones are left out).
+    """Compare a rule's yes or no with a person's `verdicts`: True, False, or missing, which is left out.
 
-    `precision` is the share of the rule's yes that the person confirms, `recall` the share of the person's yes that
-    the rule finds; nan where there is no such case.
+    `precision`: the share of the rule's yes that the person confirms.  `recall`: the share of the person's yes that the
+    rule finds.  nan where there is no such case.
     """
     check_kind(pd.Series, "a column of a table", rule=rule, verdicts=verdicts)
     if not rule.index.equals(verdicts.index):

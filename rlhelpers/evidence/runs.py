@@ -1,8 +1,4 @@
-"""Run folders as tables.
-
-Checks of tables: of runs, of curves and of final scores.
-
-Many finished runs as tables: which there are, those that may be compared, and one metric of all of them."""
+"""Run folders as tables: one run's metrics and responses, and many runs: which there are, and which are comparable."""
 
 import json
 import warnings
@@ -16,12 +12,15 @@ import yaml
 from rlhelpers import paths
 from rlhelpers.checks import check_kind, check_one_of, check_text, check_texts, check_whole, shown
 
+# What runs did before there was a choice.
+BEFORE_A_CHOICE = {"components": "package", "engine": "torch", "rollouts_ahead": False}
+
 
 def read_metrics(folder: Path) -> pd.DataFrame:
-    """metrics.jsonl of a run: one row per step, indexed by `step`; a value that a step does not have is NaN.
+    """metrics.jsonl of a run: a row for each step, indexed by `step`; NaN where a step lacks a value.
 
-    Raises FileNotFoundError when the folder holds no run, ValueError naming a line that is not JSON, a step that does
-    not come after the one before, or a file without any.
+    Raises FileNotFoundError when the folder holds no run; ValueError for a line that is not JSON, a step that does not
+    come after the one before, or a file without steps.
     """
     check_kind((str, Path), "a run's folder", folder=folder)
     file = Path(folder) / "metrics.jsonl"
@@ -36,11 +35,10 @@ def read_metrics(folder: Path) -> pd.DataFrame:
 
 
 def seconds_by_part(metrics: pd.DataFrame) -> pd.Series:
-    """Where the time of a run went, in seconds of wall clock: `sampling`, `training` (its grading too), `syncing`,
-    `validation`, and `rest`, which is what is done to keep responses and metrics.
+    """Seconds of wall clock of a run: `sampling`, `training` (with grading), `syncing`, `validation`, and the `rest`.
 
-    metrics: as read_metrics gives them.  Loading model and task, before step 0, is in none.  Validation has no clock of
-    its own: it is what its steps take beyond the median rest of the others, and so needs a step without one.
+    metrics: as read_metrics gives them.  Loading, before step 0, is not counted.  Validation has no clock: it is what
+    its steps take beyond the median rest of the other steps, so there must be one without it.
     """
     clocks = ["seconds_sampling", "seconds_training", "seconds_syncing"]
     timed = metrics.reindex(columns=clocks).fillna(0.0)
@@ -53,8 +51,10 @@ def seconds_by_part(metrics: pd.DataFrame) -> pd.Series:
 
 
 def table_of_times(runs: Mapping[str, Sequence[Path]]) -> pd.DataFrame:
-    """A column for each name, of medians over the folders of its runs, in seconds: the parts (see seconds_by_part), the
-    `whole run`, and `one step`, which is the median step without validation."""
+    """A column for each name: medians over its runs' folders, in seconds.
+
+    Rows: the parts of seconds_by_part, the `whole run`, and `one step`, the median step without validation.
+    """
     check_kind(Mapping, "folders by name", runs=runs)
     columns = {name: [read_metrics(folder) for folder in folders] for name, folders in runs.items()}
     return pd.DataFrame({name: pd.DataFrame(map(_times, found)).median() for name, found in columns.items()})
@@ -66,7 +66,7 @@ def _times(metrics: pd.DataFrame) -> pd.Series:
 
 
 def read_rollouts(folder: Path, step: int, split: str) -> pd.DataFrame:
-    """The responses that a run kept of one step; `split` is "train" or "validation"."""
+    """The responses of one step that a run kept; `split` is "train" or "validation"."""
     check_kind((str, Path), "a run's folder", folder=folder)
     check_whole(0, step=step)
     check_one_of(("train", "validation"), split=split)
@@ -74,8 +74,11 @@ def read_rollouts(folder: Path, step: int, split: str) -> pd.DataFrame:
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """A row for each line.  A last line that was cut off, by a kill or while it is written, is left out with a warning;
-    ValueError names any other that is not JSON."""
+    """A row for each line.
+
+    A last line that was cut off, by a kill or while it is written, is left out with a warning.  Raises ValueError
+    naming any other line that is not JSON.
+    """
     rows = []
     with open(path, "rb") as lines:  # decoded one by one: it may be cut off within a letter
         for number, line in enumerate(lines, start=1):
@@ -89,43 +92,13 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def check_table(*columns: str, **tables: pd.DataFrame) -> None:
-    """Raise ValueError unless each is a table with these columns."""
-    check_kind(pd.DataFrame, "a table (pandas DataFrame)", **tables)
-    for name, table in tables.items():
-        if missing := [column for column in columns if column not in table]:
-            raise ValueError(f"{name}: got a table without {', '.join(missing)}; it has {_names(table)}")
-
-
-def check_column(table: pd.DataFrame, **columns: Hashable) -> None:
-    """Raise ValueError unless each names a column of the table."""
-    for name, column in columns.items():
-        if not isinstance(column, Hashable) or column not in table:
-            raise ValueError(f"{name}: got {shown(column)}; accepted are {_names(table) or 'none'}")
-
-
-def check_runs(runs: pd.DataFrame, by: str) -> None:
-    """Raise ValueError unless it is a table of runs, as list_runs gives it, with a column `by`."""
-    check_table(runs=runs)
-    check_column(runs, by=by)
-    check_table("seed", "metrics", runs=runs)
-
-
-def _names(table: pd.DataFrame) -> str:
-    return ", ".join(map(str, table))
-
-
-# What runs did before there was a choice.
-BEFORE_A_CHOICE = {"components": "package", "engine": "torch", "rollouts_ahead": False}
-
-
 def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
-    """The complete runs of some experiments, one row each: the settings of config.yaml, `estimator` as its name and
-    `row` as the whole of it, `minutes` of wall clock, `folder`, and `metrics` as read_metrics gives them.
+    """A row for each complete run of these experiments.
 
-    Read from data/results, which is committed, and from data/runs; of two runs with the same experiment, variant and
-    seed the one in data/runs counts.  A folder that cannot be read is left out with a warning.  Raises
-    FileNotFoundError where there is none.
+    Columns: the settings of config.yaml, with `estimator` as its name and `row` as its cells; `minutes` of wall clock;
+    `folder`; `metrics` as read_metrics gives them.  Read from data/results, which is committed, and from data/runs; of
+    two runs with the same experiment, variant and seed the one in data/runs counts.  A folder that cannot be read is
+    left out with a warning.  Raises FileNotFoundError where there is none.
     """
     check_texts(experiments=experiments)
     found = {}
@@ -139,14 +112,16 @@ def list_runs(*experiments: str, committed_only: bool = False) -> pd.DataFrame:
 
 
 def complete_runs(experiment: Path) -> Iterator[dict[str, Any]]:
-    """The rows of list_runs that lie in one folder of an experiment.  What cannot be read, and a run that stopped
-    because it diverged, is left out with a warning."""
+    """The rows of list_runs in one experiment's folder.
+
+    What cannot be read, and a run that stopped because it diverged, is left out with a warning.
+    """
     for file in sorted(experiment.glob("*/seed=*/run.json")):
         try:
             about = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(about.get("versions", {}), dict):
                 raise ValueError("run.json: versions is no mapping")
-            if str(about.get("error")).startswith("DivergedError"):  # no final score, and not to be passed over
+            if str(about.get("error")).startswith("DivergedError"):  # it has no final score, and silence would hide it
                 raise ValueError(about["error"])
             if about["status"] == "complete" and ".earlier-" not in file.parent.name:
                 yield _describe(file.parent)
@@ -201,7 +176,7 @@ def comparable(runs: pd.DataFrame, settings: Mapping[str, Any], except_for: Coll
 def read_curves(runs: pd.DataFrame, metric: str, by: str) -> pd.DataFrame:
     """One metric of all runs: a row for each step that has it, a column (value of `by`, seed) for each run.
 
-    Raises ValueError when two runs would share a column: they differ in something that `by` does not tell.
+    Raises ValueError when two runs would share a column: they differ in something else than `by`.
     """
     check_runs(runs, by)
     check_text(metric=metric)
@@ -214,3 +189,32 @@ def read_curves(runs: pd.DataFrame, metric: str, by: str) -> pd.DataFrame:
     table = pd.DataFrame(columns)
     table.columns = pd.MultiIndex.from_tuples(columns, names=[by, "seed"])
     return table.dropna(how="all").sort_index()
+
+
+# ---- Arguments that are tables.
+
+
+def check_table(*columns: str, **tables: pd.DataFrame) -> None:
+    """Raise ValueError unless each is a table with these columns."""
+    check_kind(pd.DataFrame, "a table (pandas DataFrame)", **tables)
+    for name, table in tables.items():
+        if missing := [column for column in columns if column not in table]:
+            raise ValueError(f"{name}: got a table without {', '.join(missing)}; it has {_names(table)}")
+
+
+def check_column(table: pd.DataFrame, **columns: Hashable) -> None:
+    """Raise ValueError unless each names a column of the table."""
+    for name, column in columns.items():
+        if not isinstance(column, Hashable) or column not in table:
+            raise ValueError(f"{name}: got {shown(column)}; accepted are {_names(table) or 'none'}")
+
+
+def check_runs(runs: pd.DataFrame, by: str) -> None:
+    """Raise ValueError unless it is a table of runs, as list_runs gives it, with a column `by`."""
+    check_table(runs=runs)
+    check_column(runs, by=by)
+    check_table("seed", "metrics", runs=runs)
+
+
+def _names(table: pd.DataFrame) -> str:
+    return ", ".join(map(str, table))

@@ -1,7 +1,6 @@
 """The exercises of the notebooks.  `check.name(my_function)` reports what holds and what does not."""
 
 from rlhelpers.exercises.advantages import compute_group_normalized_rewards, compute_rollout_rewards
-from rlhelpers.exercises.baselines import leave_one_out, maxrl_normalizer
 from rlhelpers.exercises.batches import off_policy_updates, rollout_rows
 from rlhelpers.exercises.derivations import (
     baseline_variance,
@@ -18,9 +17,9 @@ from rlhelpers.exercises.losses import (
 )
 from rlhelpers.exercises.preferences import dpo_loss, response_sums
 from rlhelpers.exercises.prompting import count_categories, has_format, in_substance
-from rlhelpers.exercises.rows import off_policy_rows, variant_rows
 from rlhelpers.exercises.step import grpo_train_step
 from rlhelpers.exercises.tokens import get_response_log_probs, tokenize_prompt_and_output
+from rlhelpers.exercises.variants import leave_one_out, maxrl_normalizer, off_policy_rows, variant_rows
 
 __all__ = [
     "accumulated_loss",

@@ -1,12 +1,12 @@
 """Exercises of notebook 03: from responses to rewards, and from rewards to advantages."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rlhelpers import kernels
-from rlhelpers.exercises.exercise import Exercise, Property
+from rlhelpers.exercises.exercise import Exercise
 
 
 def word_reward(response: str, ground_truth: str) -> dict[str, float]:
@@ -20,20 +20,6 @@ def _weighted_reward(response: str, ground_truth: str) -> dict[str, float]:
     """The same with a total that is neither part."""
     grade = word_reward(response, ground_truth)
     return grade | {"reward": 0.5 * grade["answer_reward"] + 0.25 * grade["format_reward"]}
-
-
-def _graded() -> Iterator[dict]:
-    for responses, truths in (
-        (["4"], ["4"]),
-        (["4", "4 or 5"], ["4", "4"]),
-        (["5", "4", "I say 4", "9"], ["4", "4", "9", "9"]),
-    ):
-        for reward_fn in (word_reward, _weighted_reward):
-            yield {"reward_fn": reward_fn, "rollout_responses": responses, "repeated_ground_truths": truths}
-
-
-def _swapped(reward_fn, rollout_responses, repeated_ground_truths):
-    return kernels.compute_rollout_rewards(reward_fn, repeated_ground_truths, rollout_responses)
 
 
 def _format_for_reward(reward_fn, rollout_responses, repeated_ground_truths):
@@ -52,43 +38,46 @@ def _rewards_and_means(function: Callable, inputs: dict) -> tuple:
 compute_rollout_rewards = Exercise(
     "compute_rollout_rewards",
     kernels.compute_rollout_rewards,
-    (Property("each response's reward and format reward, and their means", _graded),),
     {
-        "giving reward_fn the ground truth first": _swapped,
+        "each response's reward and format reward, and their means": [
+            {"reward_fn": reward_fn, "rollout_responses": responses, "repeated_ground_truths": truths}
+            for responses, truths in (
+                (["4"], ["4"]),
+                (["4", "4 or 5"], ["4", "4"]),
+                (["5", "4", "I say 4", "9"], ["4", "4", "9", "9"]),
+            )
+            for reward_fn in (word_reward, _weighted_reward)
+        ],
+    },
+    {
+        "giving reward_fn the ground truth first": lambda reward_fn, rollout_responses, repeated_ground_truths: (
+            kernels.compute_rollout_rewards(reward_fn, repeated_ground_truths, rollout_responses)
+        ),
         "paying for the format": _format_for_reward,
     },
     _rewards_and_means,
 )
 
 
-def _groups(*rewards: list[float], **settings) -> dict:
+def _groups(*rewards: list[float]) -> dict:
     return {
         "raw_rewards": torch.tensor([reward for group in rewards for reward in group]),
         "group_size": len(rewards[0]),
-    } | settings
+    }
 
 
-def _grpo_groups() -> Iterator[dict]:
-    yield _groups([1.0, 0.0])
-    yield _groups([1.0, 0.0, 0.0, 0.0])
-    yield _groups([1.0, 0.0, 0.0], [1.0, 1.0, 0.0])
-    yield _groups([0.5, 0.1, 0.9], [3.0, 1.0, 2.0])
-    yield _groups([0.5, 0.51])
+def _with(groups: list[dict], **settings) -> list[dict]:
+    return [inputs | settings for inputs in groups]
 
 
-def _equal_groups() -> Iterator[dict]:
-    yield _groups([1.0, 1.0])
-    yield _groups([0.9, 0.9, 0.9])
-    yield _groups([0.0, 0.0, 0.0], [1.0, 0.0, 0.0])
-
-
-def _rft_groups() -> Iterator[dict]:
-    for groups in (_grpo_groups, _equal_groups):
-        yield from _with(groups, baseline="none", advantage_normalizer="none")()
-
-
-def _with(first: Callable[[], Iterator[dict]], **settings) -> Callable[[], Iterator[dict]]:
-    return lambda: (inputs | settings for inputs in first())
+GROUPS = [
+    _groups([1.0, 0.0]),
+    _groups([1.0, 0.0, 0.0, 0.0]),
+    _groups([1.0, 0.0, 0.0], [1.0, 1.0, 0.0]),
+    _groups([0.5, 0.1, 0.9], [3.0, 1.0, 2.0]),
+    _groups([0.5, 0.51]),
+]
+EQUAL_GROUPS = [_groups([1.0, 1.0]), _groups([0.9, 0.9, 0.9]), _groups([0.0, 0.0, 0.0], [1.0, 0.0, 0.0])]
 
 
 def _advantages_with(spread: Callable[[Tensor], Tensor]) -> Callable:
@@ -108,9 +97,12 @@ def _columns(raw_rewards, group_size, **settings):
     return advantages.reshape(shape[::-1]).T.reshape(-1), metadata
 
 
-def _unmasked(raw_rewards, group_size, baseline="mean", **settings):
-    own = (lambda grouped: grouped.mean(dim=1, keepdim=True)) if baseline == "mean" else baseline
-    return kernels.compute_group_normalized_rewards(raw_rewards, group_size, own, **settings)
+def _unmasked(raw_rewards, group_size, baseline="mean", advantage_eps=1e-6, advantage_normalizer="std"):
+    grouped = raw_rewards.reshape(-1, group_size)
+    mean = grouped.mean(dim=1, keepdim=True)
+    spread = {"std": grouped.std(dim=1, keepdim=True) + advantage_eps, "mean": mean + advantage_eps, "none": 1.0}
+    advantages = (grouped - (mean if baseline == "mean" else 0.0)) / spread[advantage_normalizer]
+    return advantages.reshape(-1), {}
 
 
 def _one_group(raw_rewards, group_size, **settings):
@@ -120,15 +112,17 @@ def _one_group(raw_rewards, group_size, **settings):
 compute_group_normalized_rewards = Exercise(
     "compute_group_normalized_rewards",
     kernels.compute_group_normalized_rewards,
-    (
-        Property("GRPO: (r - mu) / (std + eps) within each group", _grpo_groups),
-        Property("a group of equal rewards gives zero", _equal_groups),
-        Property("eps is added to the standard deviation", _with(_grpo_groups, advantage_eps=0.5)),
-        Property("Dr. GRPO: r - mu", _with(_grpo_groups, advantage_normalizer="none")),
-        Property("RFT: r itself, also where all are right", _rft_groups),
-        Property("no baseline, and still a normalizer", _with(_grpo_groups, baseline="none")),
-        Property("MaxRL: (r - mu) / (mu + eps)", _with(_grpo_groups, advantage_normalizer="mean", advantage_eps=0.1)),
-    ),
+    {
+        "GRPO: (r - mu) / (std + eps) within each group": GROUPS,
+        "a group of equal rewards gives zero": EQUAL_GROUPS,
+        "eps is added to the standard deviation": _with(GROUPS, advantage_eps=0.5),
+        "Dr. GRPO: r - mu": _with(GROUPS, advantage_normalizer="none"),
+        "RFT: r itself, also where all are right": _with(
+            GROUPS + EQUAL_GROUPS, baseline="none", advantage_normalizer="none"
+        ),
+        "no baseline, and still a normalizer": _with(GROUPS, baseline="none"),
+        "MaxRL: (r - mu) / (mu + eps)": _with(GROUPS, advantage_normalizer="mean", advantage_eps=0.1),
+    },
     {
         "the population's standard deviation (n instead of n - 1)": _advantages_with(
             lambda grouped: grouped.std(dim=1, keepdim=True, correction=0)

@@ -1,8 +1,8 @@
 """Exercises of notebooks 04 and 06: what becomes of a batch of rollouts between sampling and the train step."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
-from rlhelpers.exercises.exercise import Exercise, Property
+from rlhelpers.exercises.exercise import Exercise
 from rlhelpers.rollouts import Completion, Rollout
 from rlhelpers.tasks import Problem
 from rlhelpers.training.evaluation import flatten
@@ -20,16 +20,6 @@ def _groups(*sizes: int) -> dict:
     return {"problems": questions, "rollouts": rollouts}
 
 
-def _one_group() -> Iterator[dict]:
-    yield _groups(2)
-    yield _groups(4)
-
-
-def _several_groups() -> Iterator[dict]:
-    yield _groups(2, 2)
-    yield _groups(4, 4, 4)
-
-
 def _rows(problems, rollouts):
     samples = flatten(problems, rollouts)
     prompts, responses = [r.prompt for _, r, _ in samples], [c.text for _, _, c in samples]
@@ -44,10 +34,10 @@ def _tiled(problems, rollouts):
 rollout_rows = Exercise(
     "rollout_rows",
     _rows,
-    (
-        Property("a row for each response of a group", _one_group),
-        Property("a response is graded against the answer to its own prompt", _several_groups),
-    ),
+    {
+        "a row for each response of a group": [_groups(2), _groups(4)],
+        "a response is graded against the answer to its own prompt": [_groups(2, 2), _groups(4, 4, 4)],
+    },
     {"ground truths tiled, where they must be repeated one by one": _tiled},
     lambda function, inputs: [list(column) for column in function(**inputs)],
 )
@@ -56,7 +46,7 @@ rollout_rows = Exercise(
 
 
 class CountedPolicy:
-    """A policy whose only weight counts its updates, and which keeps what it was told of the old policy."""
+    """A policy that counts its updates, and keeps what it was told of the old policy."""
 
     def __init__(self):
         self.updates, self.seen = 0, []
@@ -70,8 +60,8 @@ class CountedPolicy:
         return f"metrics of update {self.updates}"
 
 
-def _batches(sizes: tuple[int, ...]) -> Callable[[], Iterator[dict]]:
-    return lambda: ({"batches": [f"batch {i}" for i in range(n)]} for n in sizes)
+def _batches(*sizes: int) -> list[dict]:
+    return [{"batches": [f"batch {i}" for i in range(n)]} for n in sizes]
 
 
 def _what_was_seen(function: Callable, inputs: dict) -> dict:
@@ -85,19 +75,17 @@ def _scored_first(batches, score, update):
     return [update(batch, old) for batch, old in zip(batches, old_log_probs, strict=True)]
 
 
-def _scored_when_used(batches, score, update):
-    return [update(batch, score(batch)) for batch in batches]
-
-
 off_policy_updates = Exercise(
     "off_policy_updates",
     _scored_first,
-    (
-        Property("one batch: an update with its old log-probs", _batches((1,))),
-        Property("several: in order, each with the log-probs of the policy that sampled", _batches((2, 3))),
-    ),
     {
-        "scoring a batch just before its update, so that every ratio is 1": _scored_when_used,
+        "one batch: an update with its old log-probs": _batches(1),
+        "several: in order, each with the log-probs of the policy that sampled": _batches(2, 3),
+    },
+    {
+        "scoring a batch just before its update, so that every ratio is 1": lambda batches, score, update: [
+            update(batch, score(batch)) for batch in batches
+        ],
     },
     _what_was_seen,
 )

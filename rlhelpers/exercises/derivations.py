@@ -5,7 +5,7 @@ import math
 
 import torch
 
-from rlhelpers.exercises.exercise import Exercise, Property
+from rlhelpers.exercises.exercise import Exercise
 from rlhelpers.theory import enumeration
 
 
@@ -27,19 +27,19 @@ def _second_moment_of_the_estimate(n, p, b):
 baseline_variance = Exercise(
     "baseline_variance",
     _variance,
-    (
-        Property(
-            "without a baseline it is the variance of eq. 18",
-            lambda: [{"n": 1, "p": 0.5, "b": 0}, {"n": 10, "p": 0.2, "b": 0}, _symbols() | {"b": 0}],
-        ),
-        Property(
-            "with a baseline it is the variance of eq. 19",
-            lambda: [{"n": 1, "p": 0.5, "b": 1}, {"n": 4, "p": 0.9, "b": 0.3}, _symbols()],
-        ),
-        Property(
-            "the baseline may be p itself", lambda: [{"n": 1, "p": 0.9, "b": 0.9}, _symbols() | {"b": _symbols()["p"]}]
-        ),
-    ),
+    {
+        "without a baseline it is the variance of eq. 18": lambda: [
+            {"n": 1, "p": 0.5, "b": 0},
+            {"n": 10, "p": 0.2, "b": 0},
+            _symbols() | {"b": 0},
+        ],
+        "with a baseline it is the variance of eq. 19": lambda: [
+            {"n": 1, "p": 0.5, "b": 1},
+            {"n": 4, "p": 0.9, "b": 0.3},
+            _symbols(),
+        ],
+        "the baseline may be p itself": lambda: [{"n": 1, "p": 0.9, "b": 0.9}, _symbols() | {"b": _symbols()["p"]}],
+    },
     {
         "E[Z^2]/n, without taking E[Z]^2 away": _second_moment_of_the_estimate,
         "the variance of one sample: the mean of n varies less": lambda n, p, b: _variance(1, p, b),
@@ -49,16 +49,20 @@ baseline_variance = Exercise(
 )
 
 
-def _policies():
-    """Probabilities, rewards, scores: the two actions of baseline_calcs at several p, then small language models."""
+@functools.cache
+def _policies() -> list[dict]:
+    """Probabilities, rewards, scores: baseline_calcs' two actions at three p, then three small language models."""
+    cases = []
     for p in (0.5, 0.2, 0.9):
         chances = torch.tensor([1 - p, p], dtype=torch.float64)
         actions = torch.tensor([0.0, 1.0], dtype=torch.float64)
-        yield {"probabilities": chances, "rewards": actions, "scores": (actions - p)[:, None]}
+        cases.append({"probabilities": chances, "rewards": actions, "scores": (actions - p)[:, None]})
     for seed in range(3):
         policy = enumeration.TabularPolicy(3, 2, end_token=2, seed=seed)
         rewards = (policy.tokens[:, 0] == seed).double()
-        yield {"probabilities": policy.probabilities().detach(), "rewards": rewards, "scores": policy.scores()}
+        chances = policy.probabilities().detach()
+        cases.append({"probabilities": chances, "rewards": rewards, "scores": policy.scores()})
+    return cases
 
 
 def _weighted_by(probabilities, rewards, weights):
@@ -69,14 +73,13 @@ def _weighted_by(probabilities, rewards, weights):
 optimal_baseline = Exercise(
     "optimal_baseline",
     enumeration.optimal_baseline,
-    (
-        Property("for one parameter and two actions it is best", lambda: list(_policies())[:3]),
-        Property("for a language model it is best", lambda: list(_policies())[3:]),
-        Property(
-            "where every response is rewarded alike, it is that reward",
-            lambda: [inputs | {"rewards": torch.full_like(inputs["rewards"], 0.7)} for inputs in _policies()],
-        ),
-    ),
+    {
+        "for one parameter and two actions it is best": lambda: _policies()[:3],
+        "for a language model it is best": lambda: _policies()[3:],
+        "where every response is rewarded alike, it is that reward": lambda: [
+            inputs | {"rewards": torch.full_like(inputs["rewards"], 0.7)} for inputs in _policies()
+        ],
+    },
     {
         "the mean reward E[r]": lambda probabilities, rewards, scores: (probabilities @ rewards).item(),
         "weights |score| that are not squared": lambda probabilities, rewards, scores: _weighted_by(
@@ -106,7 +109,7 @@ def _in_the_limit(p, group_size, normalizer, eps):
 
 
 def _weights(normalizer, eps=0.0):
-    return lambda: [
+    return [
         {"p": p, "group_size": size, "normalizer": normalizer, "eps": eps}
         for p, size in ((0.5, 2), (0.1, 2), (0.5, 8), (0.02, 8), (0.9, 16))
     ]
@@ -115,25 +118,21 @@ def _weights(normalizer, eps=0.0):
 group_weight = Exercise(
     "group_weight",
     _group_weight,
-    (
-        Property('"none" gives the weight of Dr. GRPO', _weights("none")),
-        Property('"std" gives the weight of GRPO', _weights("std")),
-        Property('"mean" gives the weight of MaxRL', _weights("mean")),
-        Property("eps is added to what is divided by", lambda: [*_weights("std", 0.1)(), *_weights("mean", 0.1)()]),
-        Property("without a normalizer eps plays no part", _weights("none", 0.1)),
-    ),
     {
-        "a standard deviation with n in it, where torch's has n - 1": (
-            lambda p, group_size, normalizer, eps: _group_weight(p, group_size, normalizer, eps, correction=0)
-        ),
+        '"none" gives the weight of Dr. GRPO': _weights("none"),
+        '"std" gives the weight of GRPO': _weights("std"),
+        '"mean" gives the weight of MaxRL': _weights("mean"),
+        "eps is added to what is divided by": _weights("std", 0.1) + _weights("mean", 0.1),
+        "without a normalizer eps plays no part": _weights("none", 0.1),
+    },
+    {
+        "a standard deviation with n in it, where torch's has n - 1": functools.partial(_group_weight, correction=0),
         "the limit G -> infinity": _in_the_limit,
-        "the factor of grad log-odds: dividing by p (1 - p) is missing": lambda p, group_size, normalizer, eps: (
-            p * (1 - p) * _group_weight(p, group_size, normalizer, eps)
+        "the factor of grad log-odds: dividing by p (1 - p) is missing": lambda **given: (
+            given["p"] * (1 - given["p"]) * _group_weight(**given)
         ),
-        "an eps that is left out": lambda p, group_size, normalizer, eps: _group_weight(p, group_size, normalizer, 0.0),
-        "a sum over the rewarded responses only": lambda p, group_size, normalizer, eps: (
-            (1 - p) * _group_weight(p, group_size, normalizer, eps)
-        ),
+        "an eps that is left out": lambda **given: _group_weight(**given | {"eps": 0.0}),
+        "a sum over the rewarded responses only": lambda **given: (1 - given["p"]) * _group_weight(**given),
     },
 )
 
@@ -154,8 +153,11 @@ def _with_blocks(blocks_of):
     )
 
 
+_of_pairs = _with_blocks(lambda length: [[t, t + 1] for t in range(0, length, 2)])
+
+
 def _two_policies(length, seed):
-    """Log-probs of all 2^length responses under two policies, and a reward that asks for as many zeros as ones."""
+    """Log-probs of all 2^length responses under two policies; the reward asks for as many zeros as ones."""
     new, old = enumeration.TabularPolicy(2, length, seed=seed), enumeration.TabularPolicy(2, length, seed=seed + 100)
     return {
         "new_log_probs": new.token_log_probs().detach(),
@@ -166,23 +168,21 @@ def _two_policies(length, seed):
 
 pairwise_surrogate = Exercise(
     "pairwise_surrogate",
-    _with_blocks(lambda length: [[t, t + 1] for t in range(0, length, 2)]),
-    (
-        Property("with one pair it is the new policy's own J", lambda: [_two_policies(2, seed) for seed in range(3)]),
-        Property(
-            "it is the surrogate of eq. 55",
-            lambda: [_two_policies(length, seed) for length in (4, 6) for seed in range(3)],
-        ),
-    ),
+    _of_pairs,
+    {
+        "with one pair it is the new policy's own J": lambda: [_two_policies(2, seed) for seed in range(3)],
+        "it is the surrogate of eq. 55": lambda: [
+            _two_policies(length, seed) for length in (4, 6) for seed in range(3)
+        ],
+    },
     {
         "one token at a time: the surrogate of eq. 51": _with_blocks(lambda length: [[t] for t in range(length)]),
         "all tokens from the new policy: J itself": _with_blocks(lambda length: [list(range(length))]),
         "pairs that overlap: each token but the first and the last is in two": _with_blocks(
             lambda length: [[t, t + 1] for t in range(length - 1)]
         ),
-        "a mean over the pairs, where eq. 55 has a sum": lambda new_log_probs, old_log_probs, rewards: (
-            _surrogate(new_log_probs, old_log_probs, rewards, [[t, t + 1] for t in range(0, new_log_probs.shape[1], 2)])
-            / (new_log_probs.shape[1] / 2)
+        "a mean over the pairs, where eq. 55 has a sum": lambda **given: (
+            2 * _of_pairs(**given) / given["new_log_probs"].shape[1]
         ),
     },
 )
@@ -195,14 +195,11 @@ def _second_moment(p, q, length):
 second_moment = Exercise(
     "second_moment",
     _second_moment,
-    (
-        Property("it is 1 where nothing has changed", lambda: [{"p": 0.5, "q": 0.5, "length": n} for n in (1, 8)]),
-        Property(
-            "it is right for one token",
-            lambda: [{"p": p, "q": q, "length": 1} for p, q in ((0.6, 0.5), (0.5, 0.6), (0.9, 0.2))],
-        ),
-        Property("it is right for many tokens", lambda: [{"p": 0.6, "q": 0.5, "length": n} for n in (2, 3, 10, 100)]),
-    ),
+    {
+        "it is 1 where nothing has changed": [{"p": 0.5, "q": 0.5, "length": n} for n in (1, 8)],
+        "it is right for one token": [{"p": p, "q": q, "length": 1} for p, q in ((0.6, 0.5), (0.5, 0.6), (0.9, 0.2))],
+        "it is right for many tokens": [{"p": 0.6, "q": 0.5, "length": n} for n in (2, 3, 10, 100)],
+    },
     {
         "the variance: E[w]^2 = 1 is already taken away": lambda p, q, length: _second_moment(p, q, length) - 1,
         "the old and the new policy exchanged": lambda p, q, length: _second_moment(q, p, length),
@@ -234,14 +231,13 @@ def _copies(size):
 standard_error = Exercise(
     "standard_error",
     _standard_error,
-    (
-        Property("one response per group: std over the square root of their number", lambda: [_copies(1)]),
-        Property("copies within a group are no new evidence", lambda: [_copies(size) for size in (2, 8)]),
-        Property(
-            "it is right for groups whose responses share a mean and a difficulty",
-            lambda: [_contributions(groups, size, groups) for groups, size in ((2, 2), (4, 8), (50, 8))],
-        ),
-    ),
+    {
+        "one response per group: std over the square root of their number": [_copies(1)],
+        "copies within a group are no new evidence": [_copies(2), _copies(8)],
+        "it is right for groups whose responses share a mean and a difficulty": [
+            _contributions(groups, size, groups) for groups, size in ((2, 2), (4, 8), (50, 8))
+        ],
+    },
     {
         "responses of one group that are taken for independent": lambda contributions: (
             contributions.std() / math.sqrt(contributions.numel())

@@ -1,13 +1,12 @@
 """Exercises of notebook 03: from log-probabilities and advantages to one loss."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rlhelpers import kernels
-from rlhelpers.exercises.exercise import Exercise, Property
+from rlhelpers.exercises.exercise import Exercise
 
 
 def _tokens(advantages: list, new: list, old: list | None = None, mask: list | None = None, **settings) -> dict:
@@ -19,48 +18,30 @@ def _tokens(advantages: list, new: list, old: list | None = None, mask: list | N
     return inputs | settings
 
 
-def _on_policy_tokens() -> Iterator[dict]:
-    yield _tokens([1.0], [[-0.5]])
-    yield _tokens([[1.0], [-2.0]], [[-0.5, -1.0], [-2.0, -0.1]])
-
-
-RATIOS = (1.0, 1.5, 0.5, 4.0, 0.1)
-
-
-def _ratio_tokens(method: str, cliprange: float | None = None) -> Iterator[dict]:
+def _ratio_tokens(method: str, cliprange: float | None = None) -> list[dict]:
     """All pairs of a ratio and the sign of an advantage, one token at a time, and then in one batch."""
     settings = {"importance_reweighting_method": method, "cliprange": cliprange}
-    logs = torch.tensor(RATIOS).log().tolist()
-    for advantage in (1.0, -1.0):
-        for log_ratio in logs:
-            yield _tokens([advantage], [[log_ratio - 1]], [[-1.0]], [[True]], **settings)
-    rows = [[log_ratio - 2 for log_ratio in logs] for _ in range(2)]
+    logs = torch.tensor([1.0, 1.5, 0.5, 4.0, 0.1]).log().tolist()
+    single = [_tokens([sign], [[log - 1]], [[-1.0]], [[True]], **settings) for sign in (1.0, -1.0) for log in logs]
+    rows = [[log - 2 for log in logs] for _ in range(2)]
     mask = [[True] * 5, [True] * 3 + [False] * 2]
-    yield _tokens([0.7, -1.3], rows, [[-2.0] * 5] * 2, mask, **settings)
+    return [*single, _tokens([0.7, -1.3], rows, [[-2.0] * 5] * 2, mask, **settings)]
 
 
-def _gspo_rows() -> Iterator[dict]:
-    settings = {"importance_reweighting_method": "gspo", "cliprange": 0.2}
-    yield _tokens([1.0], [[-1.0, -1.2]], [[-1.0, -1.0]], [[True, True]], **settings)
-    yield _tokens([1.0], [[-1.0, -1.2, -9.0]], [[-1.0, -1.0, -1.0]], [[True, True, False]], **settings)
-    yield _tokens([1.0, -1.0], [[-1.0, -0.4], [-3.0, -1.0]], [[-1.0, -1.0]] * 2, [[True, True]] * 2, **settings)
-
-
-def _gspo_long_rows() -> Iterator[dict]:
-    for sign in (-1.0, 1.0):
-        new, old = torch.full((1, 400), -2.0 + sign * 0.5), torch.full((1, 400), -2.0)
-        yield {
-            "raw_rewards_or_advantages": torch.tensor([-sign]),
-            "policy_log_probs": new,
-            "importance_reweighting_method": "gspo",
-            "old_log_probs": old,
-            "cliprange": 1.0,
-            "response_mask": torch.ones(1, 400, dtype=torch.bool),
-        }
+GSPO = {"importance_reweighting_method": "gspo", "cliprange": 0.2}
+GSPO_ROWS = [
+    _tokens([1.0], [[-1.0, -1.2]], [[-1.0, -1.0]], [[True, True]], **GSPO),
+    _tokens([1.0], [[-1.0, -1.2, -9.0]], [[-1.0, -1.0, -1.0]], [[True, True, False]], **GSPO),
+    _tokens([1.0, -1.0], [[-1.0, -0.4], [-3.0, -1.0]], [[-1.0, -1.0]] * 2, [[True, True]] * 2, **GSPO),
+]
+LONG_ROWS = [
+    _tokens([advantage], [[new] * 400], [[-2.0] * 400], [[True] * 400], **GSPO | {"cliprange": 1.0})
+    for advantage, new in ((1.0, -2.5), (-1.0, -1.5))
+]
 
 
 def _loss_and_gradient(function: Callable, inputs: dict) -> dict[str, Tensor]:
-    """At the response's tokens only: what stands elsewhere is masked later."""
+    """At the response's tokens only: all others are masked later."""
     log_probs = inputs["policy_log_probs"].requires_grad_()
     # No leaf, as in training: a function may work in place.
     loss, metadata = function(**(inputs | {"policy_log_probs": log_probs.clone()}))
@@ -119,17 +100,17 @@ def _ascending(*arguments, **settings):
 compute_policy_gradient_loss = Exercise(
     "compute_policy_gradient_loss",
     kernels.compute_policy_gradient_loss,
-    (
-        Property("on-policy: -A log pi_theta at every token", _on_policy_tokens),
-        Property("noclip: -A w", functools.partial(_ratio_tokens, "noclip")),
-        Property("grpo: -min(A w, A clip(w, 1 - eps, 1 + eps))", functools.partial(_ratio_tokens, "grpo", 0.2)),
-        Property("gspo: one weight, the geometric mean over the response's tokens", _gspo_rows),
-        Property("gspo: a response of 400 tokens neither under- nor overflows", _gspo_long_rows),
-        Property(
-            "cispo: -A min(w, 1 + eps) log pi_theta, no gradient through the weight",
-            functools.partial(_ratio_tokens, "cispo", 0.2),
-        ),
-    ),
+    {
+        "on-policy: -A log pi_theta at every token": [
+            _tokens([1.0], [[-0.5]]),
+            _tokens([[1.0], [-2.0]], [[-0.5, -1.0], [-2.0, -0.1]]),
+        ],
+        "noclip: -A w": _ratio_tokens("noclip"),
+        "grpo: -min(A w, A clip(w, 1 - eps, 1 + eps))": _ratio_tokens("grpo", 0.2),
+        "gspo: one weight, the geometric mean over the response's tokens": GSPO_ROWS,
+        "gspo: a response of 400 tokens neither under- nor overflows": LONG_ROWS,
+        "cispo: -A min(w, 1 + eps) log pi_theta, no gradient through the weight": _ratio_tokens("cispo", 0.2),
+    },
     {
         "the sign: a loss is minus an objective": _ascending,
         "clamping the weight without the min": _reweighted_by("grpo", _clamped_only),
@@ -142,19 +123,21 @@ compute_policy_gradient_loss = Exercise(
 )
 
 
-def _losses(loss_normalization: str, constant: float | None = None) -> Iterator[dict]:
-    for loss, mask in (
-        ([[1.0, 2.0]], [[True, True]]),
-        ([[1.0, 5.0]], [[True, False]]),
-        ([[1.0, 2.0], [4.0, 9.0]], [[True, True], [True, False]]),
-        ([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0], [7.0, 7.0, 7.0]], [[True, True, True], [True, False, False], [False] * 3]),
-    ):
-        yield {
+def _losses(loss_normalization: str, constant: float | None = None) -> list[dict]:
+    return [
+        {
             "per_token_policy_gradient_loss": torch.tensor(loss),
             "mask": torch.tensor(mask),
             "loss_normalization": loss_normalization,
             "normalization_constant": constant,
         }
+        for loss, mask in (
+            ([[1.0, 2.0]], [[True, True]]),
+            ([[1.0, 5.0]], [[True, False]]),
+            ([[1.0, 2.0], [4.0, 9.0]], [[True, True], [True, False]]),
+            ([[1.0, 2.0, 3.0], [4.0, 9.0, 9.0], [7.0] * 3], [[True] * 3, [True, False, False], [False] * 3]),
+        )
+    ]
 
 
 def _aggregated_by(rule: Callable[[Tensor, Tensor, float | None], Tensor], which: str) -> Callable:
@@ -184,12 +167,10 @@ def _total_and_gradient(function: Callable, inputs: dict) -> dict[str, Tensor]:
 aggregate_loss_across_microbatch = Exercise(
     "aggregate_loss_across_microbatch",
     kernels.aggregate_loss_across_microbatch,
-    (
-        Property(
-            "sequence: the mean over responses of the mean over their tokens", functools.partial(_losses, "sequence")
-        ),
-        Property("constant: the sum over all tokens / Z", functools.partial(_losses, "constant", 8.0)),
-    ),
+    {
+        "sequence: the mean over responses of the mean over their tokens": _losses("sequence"),
+        "constant: the sum over all tokens / Z": _losses("constant", 8.0),
+    },
     {
         "one mean over all tokens of the batch: long responses weigh more": _aggregated_by(
             lambda loss, mask, _: (loss * mask).sum() / mask.sum(), "sequence"
@@ -207,23 +188,22 @@ aggregate_loss_across_microbatch = Exercise(
 )
 
 
-def _cut_batches() -> Iterator[dict]:
-    (*_, batch) = _losses("constant", 8.0)
-    inputs = {
-        "per_token_loss": batch["per_token_policy_gradient_loss"],
-        "mask": batch["mask"],
-        "normalization_constant": 8.0,
-    }
-    for microbatch_size in (3, 1, 2):
-        yield inputs | {"microbatch_size": microbatch_size}
-
-
-def _uncut(per_token_loss, mask, microbatch_size, normalization_constant):
-    return kernels.aggregate_loss_across_microbatch(per_token_loss, mask, "constant", normalization_constant)
-
+BATCH = _losses("constant", 8.0)[-1]
 
 accumulated_loss = Exercise(
     "accumulated_loss",
-    _uncut,
-    (Property("the loss is that of the whole batch, however it is cut", _cut_batches),),
+    lambda per_token_loss, mask, microbatch_size, normalization_constant: kernels.aggregate_loss_across_microbatch(
+        per_token_loss, mask, "constant", normalization_constant
+    ),
+    {
+        "the loss is that of the whole batch, however it is cut": [
+            {
+                "per_token_loss": BATCH["per_token_policy_gradient_loss"],
+                "mask": BATCH["mask"],
+                "normalization_constant": 8.0,
+                "microbatch_size": size,
+            }
+            for size in (3, 1, 2)
+        ]
+    },
 )

@@ -1,12 +1,10 @@
-"""The exercises of notebook 08: the loss of DPO, and which tokens are summed."""
-
-from collections.abc import Iterator
+"""Exercises of notebook 08: the loss of DPO, and which tokens are summed."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from rlhelpers.exercises.exercise import Exercise, Property
+from rlhelpers.exercises.exercise import Exercise
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 
 
@@ -15,43 +13,40 @@ def _pairs(*rows: tuple[float, float, float, float], beta: float = 0.5) -> dict:
     return dict(zip(names, torch.tensor(rows).unbind(dim=1), strict=True)) | {"beta": beta}
 
 
-def _ordinary() -> Iterator[dict]:
-    yield _pairs((-1.0, -1.0, -1.0, -1.0))
-    yield _pairs((-1.0, -3.0, -2.0, -2.0))
-    yield _pairs((-4.0, -3.0, -2.0, -2.0), beta=0.1)
-    yield _pairs((-9.0, -3.0, -2.0, -6.5), (-1.0, -3.0, -2.0, -2.0), (-30.0, -20.0, -25.0, -25.0), beta=2.0)
+REFERENCE = ("chosen_ref", "rejected_ref")
 
 
-def _far() -> Iterator[dict]:
-    yield _pairs((-2000.0, 0.0, 0.0, 0.0), beta=0.1)
-    yield _pairs((0.0, -2000.0, 0.0, 0.0), (-5000.0, -1.0, -1.0, -1.0), beta=1.0)
+def _margin(chosen: Tensor, rejected: Tensor, chosen_ref: Tensor, rejected_ref: Tensor, beta: float) -> Tensor:
+    return beta * ((chosen - chosen_ref) - (rejected - rejected_ref))
 
 
 def _loss(chosen: Tensor, rejected: Tensor, chosen_ref: Tensor, rejected_ref: Tensor, beta: float) -> Tensor:
-    return -logsigmoid(beta * ((chosen - chosen_ref) - (rejected - rejected_ref)))
+    return -logsigmoid(_margin(chosen, rejected, chosen_ref, rejected_ref, beta))
 
 
 dpo_loss = Exercise(
     "dpo_loss",
     _loss,
-    (
-        Property("-log sigma of the margin of each pair, of shape (pairs,)", _ordinary),
-        Property("finite where a margin is huge", _far),
-    ),
+    {
+        "-log sigma of the margin of each pair, of shape (pairs,)": [
+            _pairs((-1.0, -1.0, -1.0, -1.0)),
+            _pairs((-1.0, -3.0, -2.0, -2.0)),
+            _pairs((-4.0, -3.0, -2.0, -2.0), beta=0.1),
+            _pairs((-9.0, -3.0, -2.0, -6.5), (-1.0, -3.0, -2.0, -2.0), (-30.0, -20.0, -25.0, -25.0), beta=2.0),
+        ],
+        "finite where a margin is huge": [
+            _pairs((-2000.0, 0.0, 0.0, 0.0), beta=0.1),
+            _pairs((0.0, -2000.0, 0.0, 0.0), (-5000.0, -1.0, -1.0, -1.0), beta=1.0),
+        ],
+    },
     {
         "the rejected response preferred": lambda chosen, rejected, chosen_ref, rejected_ref, beta: _loss(
             rejected, chosen, rejected_ref, chosen_ref, beta
         ),
-        "without the reference": lambda chosen, rejected, chosen_ref, rejected_ref, beta: (
-            -logsigmoid(beta * (chosen - rejected))
-        ),
-        "without beta": lambda chosen, rejected, chosen_ref, rejected_ref, beta: _loss(
-            chosen, rejected, chosen_ref, rejected_ref, 1.0
-        ),
+        "without the reference": lambda **given: _loss(**given | dict.fromkeys(REFERENCE, 0.0)),
+        "without beta": lambda **given: _loss(**given | {"beta": 1.0}),
         "the mean over the pairs": lambda **given: _loss(**given).mean(),
-        "the logarithm of a sigmoid, which becomes 0": lambda chosen, rejected, chosen_ref, rejected_ref, beta: (
-            -torch.sigmoid(beta * ((chosen - chosen_ref) - (rejected - rejected_ref))).log()
-        ),
+        "the logarithm of a sigmoid, which becomes 0": lambda **given: -torch.sigmoid(_margin(**given)).log(),
     },
 )
 
@@ -68,20 +63,6 @@ def _rows(*rows: tuple[list[int], list[int]], pad_id: int) -> dict:
     }
 
 
-def _alone() -> Iterator[dict]:
-    yield _rows(([5], [6, 7]), pad_id=0)
-    yield _rows(([5, 5, 8], [6, 7, 9]), pad_id=0)
-
-
-def _padded() -> Iterator[dict]:
-    yield _rows(([5], [6, 7]), ([5, 5], [6, 7, 8]), pad_id=0)
-
-
-def _end_is_padding() -> Iterator[dict]:
-    yield _rows(([5], [6, 1]), pad_id=1)
-    yield _rows(([5], [6, 1]), ([5, 8], [6, 7, 7, 1]), pad_id=1)
-
-
 def _response_sums(
     log_probs: Tensor, labels: Tensor, prompt_lengths: Tensor, response_lengths: Tensor, pad_id: int
 ) -> Tensor:
@@ -93,18 +74,24 @@ def _response_sums(
 response_sums = Exercise(
     "response_sums",
     _response_sums,
-    (
-        Property("over the tokens of the response, and none of the prompt", _alone),
-        Property("not over padding", _padded),
-        Property("over the end of the text too, also where the tokenizer pads with it", _end_is_padding),
-    ),
     {
-        "the prompt in the sum": lambda log_probs, labels, prompt_lengths, response_lengths, pad_id: torch.where(
+        "over the tokens of the response, and none of the prompt": [
+            _rows(([5], [6, 7]), pad_id=0),
+            _rows(([5, 5, 8], [6, 7, 9]), pad_id=0),
+        ],
+        "not over padding": [_rows(([5], [6, 7]), ([5, 5], [6, 7, 8]), pad_id=0)],
+        "over the end of the text too, also where the tokenizer pads with it": [
+            _rows(([5], [6, 1]), pad_id=1),
+            _rows(([5], [6, 1]), ([5, 8], [6, 7, 7, 1]), pad_id=1),
+        ],
+    },
+    {
+        "the prompt in the sum": lambda log_probs, labels, pad_id, **_: torch.where(
             labels != pad_id, log_probs, 0.0
         ).sum(dim=1),
         "a mean instead of a sum": lambda **given: _response_sums(**given) / given["response_lengths"],
-        "a mask that is one place late": lambda log_probs, labels, prompt_lengths, response_lengths, pad_id: (
-            _response_sums(log_probs, labels, prompt_lengths + 1, response_lengths, pad_id)
+        "a mask that is one place late": lambda **given: _response_sums(
+            **given | {"prompt_lengths": given["prompt_lengths"] + 1}
         ),
     },
 )

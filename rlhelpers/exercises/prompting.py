@@ -1,62 +1,47 @@
-"""The exercises of 01: the format, the three categories, and a grader that looks for the answer anywhere."""
+"""Exercises of notebook 01: the format, the three categories, and a grader that looks for the answer anywhere."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-from rlhelpers.exercises.exercise import Exercise, Property
+from rlhelpers.exercises.exercise import Exercise
 from rlhelpers.tasks.answers import find_tags
 from rlhelpers.tasks.grading import probably_right
 
 RIGHT = " 2+3=5 </think> <answer> 5 </answer>"
 
 
-def _responses(*texts: str) -> Callable[[], list[dict[str, Any]]]:
-    return lambda: [{"response": text} for text in texts]
-
-
-def _tags_in_order(response: str) -> bool:
-    return re.search(r"</think>.*<answer>.*</answer>", response, re.DOTALL) is not None
+def _responses(*texts: str) -> list[dict[str, Any]]:
+    return [{"response": text} for text in texts]
 
 
 has_format = Exercise(
     "has_format",
     lambda response: find_tags(response).has_format,
-    (
-        Property(
-            "the format needs all three tags",
-            _responses(RIGHT, "", "5", "5 <answer> 5 </answer>", "5 </think> 5 </answer>", "5 </think> <answer> 5"),
+    {
+        "the format needs all three tags": _responses(
+            RIGHT, "", "5", "5 <answer> 5 </answer>", "5 </think> 5 </answer>", "5 </think> <answer> 5"
         ),
-        Property(
-            "exactly one space lies between </think> and <answer>",
-            _responses(
-                RIGHT,
-                "5 </think> so <answer> 5 </answer>",
-                "5 </think><answer> 5 </answer>",
-                "5 </think>  <answer> 5 </answer>",
-                "5 </think>\n<answer> 5 </answer>",
-            ),
+        "exactly one space lies between </think> and <answer>": _responses(
+            RIGHT,
+            "5 </think> so <answer> 5 </answer>",
+            "5 </think><answer> 5 </answer>",
+            "5 </think>  <answer> 5 </answer>",
+            "5 </think>\n<answer> 5 </answer>",
         ),
-        Property(
-            "the box is opened after the reasoning is closed, and closed after that",
-            _responses(
-                RIGHT,
-                "<answer> 5 </answer> 5 </think>",
-                "</answer> 5 </think> <answer> 5",
-                "<answer> 5 </answer> 5 </think> <answer> 5",
-            ),
+        "the box is opened after the reasoning is closed, and closed after that": _responses(
+            RIGHT,
+            "<answer> 5 </answer> 5 </think>",
+            "</answer> 5 </think> <answer> 5",
+            "<answer> 5 </answer> 5 </think> <answer> 5",
         ),
-        Property(
-            "what stands in the box, before it and behind it does not matter",
-            _responses(
-                " </think> <answer></answer>",
-                " </think> <answer> I think\nit is 5. </answer>",
-                "a </think> b </think> <answer> 5 </answer> c",
-                "a </think>\n<answer> 4 </answer> b </think> <answer> 5 </answer>",
-                "</answer> a </think> <answer> 5 </answer>",
-            ),
+        "what stands in the box, before it and behind it does not matter": _responses(
+            " </think> <answer></answer>",
+            " </think> <answer> I think\nit is 5. </answer>",
+            "a </think> b </think> <answer> 5 </answer> c",
+            "a </think>\n<answer> 4 </answer> b </think> <answer> 5 </answer>",
+            "</answer> a </think> <answer> 5 </answer>",
         ),
-    ),
+    },
     # The narrowest first: on one input several of them may say the same.
     {
         "allowing any white space between the tags": lambda response: bool(
@@ -68,7 +53,9 @@ has_format = Exercise(
         "looking for the closing tag from the start of the response": lambda response: (
             "</think> <answer>" in response and "</answer>" in response
         ),
-        "allowing anything between the tags": _tags_in_order,
+        "allowing anything between the tags": lambda response: bool(
+            re.search(r"</think>.*<answer>.*</answer>", response, re.DOTALL)
+        ),
         "looking for each tag anywhere": lambda response: all(
             tag in response for tag in ("</think>", "<answer>", "</answer>")
         ),
@@ -81,20 +68,20 @@ def _count(format_rewards: list[float], answer_rewards: list[float]) -> tuple[in
     return pairs.count((1, 1)), pairs.count((1, 0)), pairs.count((0, 0))
 
 
-def _grades(*pairs: str) -> Callable[[], list[dict[str, Any]]]:
+def _grades(*pairs: str) -> list[dict[str, Any]]:
     """Inputs from texts such as "11 10 00": format and answer reward of each response."""
     rows = [[(float(grade[0]), float(grade[1])) for grade in text.split()] for text in pairs]
-    return lambda: [{"format_rewards": [f for f, _ in row], "answer_rewards": [a for _, a in row]} for row in rows]
+    return [{"format_rewards": [f for f, _ in row], "answer_rewards": [a for _, a in row]} for row in rows]
 
 
 count_categories = Exercise(
     "count_categories",
     _count,
-    (
-        Property("one response counts once, in its own category", _grades("11", "10", "00")),
-        Property("the counts come in the handout's order, (1) to (3)", _grades("11 10 10 00 00 00", "00 11 11 10")),
-        Property("a category without a response counts 0", _grades("", "11 11", "00 10")),
-    ),
+    {
+        "one response counts once, in its own category": _grades("11", "10", "00"),
+        "the counts come in the handout's order, (1) to (3)": _grades("11 10 10 00 00 00", "00 11 11 10"),
+        "a category without a response counts 0": _grades("", "11 11", "00 10"),
+    },
     {
         "counting every well-formed response in (2), the right ones too": lambda format_rewards, answer_rewards: (
             int(sum(answer_rewards)),
@@ -113,8 +100,8 @@ count_categories = Exercise(
 )
 
 
-def _statements(*pairs: tuple[str, str]) -> Callable[[], list[dict[str, Any]]]:
-    return lambda: [{"text": text, "ground_truth": truth} for text, truth in pairs]
+def _statements(*pairs: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"text": text, "ground_truth": truth} for text, truth in pairs]
 
 
 def _by_digits(text: str, ground_truth: str) -> bool:
@@ -128,33 +115,25 @@ def _by_letters(text: str, ground_truth: str) -> bool:
 in_substance = Exercise(
     "in_substance",
     lambda text, ground_truth: probably_right(text, ground_truth),
-    (
-        Property("the answer at the end of a sentence counts", _statements(("18", "18"), ("So it is 18.", "18"))),
-        Property(
-            "a number inside a longer number is another number",
-            _statements(("180", "18"), ("118", "18"), ("It costs 18.75 dollars.", "18"), ("It is 18.4.", "18")),
+    {
+        "the answer at the end of a sentence counts": _statements(("18", "18"), ("So it is 18.", "18")),
+        "a number inside a longer number is another number": _statements(
+            ("180", "18"), ("118", "18"), ("It costs 18.75 dollars.", "18"), ("It is 18.4.", "18")
         ),
-        Property(
-            "a number on the way is not the answer",
-            _statements(("18-3=15", "18"), ("She had 18 eggs and ate 3. Now she has 15 eggs.", "18")),
+        "a number on the way is not the answer": _statements(
+            ("18-3=15", "18"), ("She had 18 eggs and ate 3. Now she has 15 eggs.", "18")
         ),
-        Property(
-            "the value counts, not how it is written",
-            _statements(
-                ("It is 18.0.", "18"),
-                ("It is 1800.", "1800"),
-                ("That makes $1,800 in all.", "1800"),
-                ("It is 1,800,000.", "1800000"),
-            ),
+        "the value counts, not how it is written": _statements(
+            ("It is 18.0.", "18"),
+            ("It is 1800.", "1800"),
+            ("That makes $1,800 in all.", "1800"),
+            ("It is 1,800,000.", "1800000"),
         ),
-        Property(
-            "a minus sign belongs to its number, a minus between two numbers does not",
-            _statements(("It is -3 degrees.", "-3"), ("It is -3 degrees.", "3"), ("3 apples are left: 8-5", "5")),
+        "a minus sign belongs to its number, a minus between two numbers does not": _statements(
+            ("It is -3 degrees.", "-3"), ("It is -3 degrees.", "3"), ("3 apples are left: 8-5", "5")
         ),
-        Property(
-            "a text without a number is wrong, and no error", _statements(("", "18"), ("Eighteen, I think.", "18"))
-        ),
-    ),
+        "a text without a number is wrong, and no error": _statements(("", "18"), ("Eighteen, I think.", "18")),
+    },
     {
         "looking for the digits of the ground truth anywhere": lambda text, ground_truth: ground_truth in text,
         "looking for the ground truth as a whole word anywhere": lambda text, ground_truth: bool(

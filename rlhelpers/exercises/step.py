@@ -1,15 +1,14 @@
 """Exercise of notebook 03: one step of training, with all that can go wrong in it."""
 
 import copy
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from rlhelpers import kernels
 from rlhelpers.exercises.advantages import word_reward
-from rlhelpers.exercises.exercise import Exercise, Property
+from rlhelpers.exercises.exercise import Exercise
 from rlhelpers.exercises.tokens import small_policy, tiny_tokenizer
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.training.own_step import NEEDED
@@ -30,53 +29,22 @@ def _step(rollouts: list = ROLLOUTS, microbatches: int = 1, **settings) -> dict:
 CONSTANT = {"loss_normalization": "constant", "normalization_constant": 16.0}
 
 
-def _whole_batches() -> Iterator[dict]:
-    yield _step(ROLLOUTS[:2])
-    yield _step()
+def _cut_steps(**settings) -> list[dict]:
+    return [
+        _step(microbatches=2, **settings),
+        _step(microbatches=4, **settings),
+        _step(SILENT + ROLLOUTS, microbatches=2, **settings),  # 3 rows and 1, once the silent ones are left out
+    ]
 
 
-def _cut_steps(**settings) -> Iterator[dict]:
-    yield _step(microbatches=2, **settings)
-    yield _step(microbatches=4, **settings)
-    yield _step(SILENT + ROLLOUTS, microbatches=2, **settings)  # 3 rows and 1, once the silent ones are left out
-
-
-def _with_silent_groups() -> Iterator[dict]:
-    yield _step(SILENT, weight_decay=0.5)
-    yield _step(SILENT + ROLLOUTS, microbatches=3)
-
-
-def _variants() -> Iterator[dict]:
-    yield _step(advantage_eps=0.5)
-    yield _step(advantage_normalizer="none", **CONSTANT)
-    yield _step(baseline="none", advantage_normalizer="none", **CONSTANT)
-    yield _step(advantage_normalizer="mean", **CONSTANT)
-
-
-def _off_policy() -> Iterator[dict]:
-    yield _step(importance_reweighting_method="noclip")
-    yield _step(importance_reweighting_method="grpo", cliprange=0.2, microbatches=2)
-    yield _step(importance_reweighting_method="gspo", cliprange=3e-2, microbatches=4)
-    yield _step(importance_reweighting_method="cispo", cliprange=0.1)
-
-
-def _clipped() -> Iterator[dict]:
-    yield _step(max_grad_norm=0.01)
-    yield _step(max_grad_norm=0.01, microbatches=4)
-
-
-def _tempered() -> Iterator[dict]:
-    yield _step(temperature=2.0)
-
-
-def _sampled_ids() -> Iterator[dict]:
-    ids = [([5, 6], [7, 8]), ([5, 6], [9]), ([10], [11, 12]), ([10], [13])]
-    yield _step(rollout_token_ids=ids)
+SAMPLED_IDS = [([5, 6], [7, 8]), ([5, 6], [9]), ([10], [11, 12]), ([10], [13])]
 
 
 def _weights_after(function: Callable, inputs: dict) -> dict[str, Tensor | float]:
-    """One step of SGD from the same weights, with a stale gradient lying about: the update, summed up in two numbers
-    for each of the two ends of the model, the loss, and the metadata that the training loop reads."""
+    """One step of SGD from the same weights, where a stale gradient lies about.
+
+    The update, as two numbers for each of the two ends of the model; the loss; the metadata that the loop reads.
+    """
     policy, tokenizer = copy.deepcopy(small_policy()), tiny_tokenizer()
     before = {name: weight.detach().clone() for name, weight in policy.named_parameters()}
     settings = dict(inputs)
@@ -154,17 +122,33 @@ def _with_stale_gradient(*, model, optimizer, **arguments):
 grpo_train_step = Exercise(
     "grpo_train_step",
     kernels.grpo_train_step,
-    (
-        Property("one step of the optimizer down the gradient of the batch's loss", _whole_batches),
-        Property("sequence: the update does not depend on the cut into microbatches", _cut_steps),
-        Property("constant: nor does it here", functools.partial(_cut_steps, **CONSTANT)),
-        Property("rows without an advantage change nothing, also where there are no others", _with_silent_groups),
-        Property("the gradient's norm is clipped once, and reported as it was before", _clipped),
-        Property("eps, Dr. GRPO, RFT and MaxRL", _variants),
-        Property("off-policy: noclip, grpo, gspo, cispo", _off_policy),
-        Property("temperature divides the logits", _tempered),
-        Property("token ids that were sampled are what is scored", _sampled_ids),
-    ),
+    {
+        "one step of the optimizer down the gradient of the batch's loss": [_step(ROLLOUTS[:2]), _step()],
+        "sequence: the update does not depend on the cut into microbatches": _cut_steps(),
+        "constant: nor does it here": _cut_steps(**CONSTANT),
+        "rows without an advantage change nothing, also where there are no others": [
+            _step(SILENT, weight_decay=0.5),
+            _step(SILENT + ROLLOUTS, microbatches=3),
+        ],
+        "the gradient's norm is clipped once, and reported as it was before": [
+            _step(max_grad_norm=0.01),
+            _step(max_grad_norm=0.01, microbatches=4),
+        ],
+        "eps, Dr. GRPO, RFT and MaxRL": [
+            _step(advantage_eps=0.5),
+            _step(advantage_normalizer="none", **CONSTANT),
+            _step(baseline="none", advantage_normalizer="none", **CONSTANT),
+            _step(advantage_normalizer="mean", **CONSTANT),
+        ],
+        "off-policy: noclip, grpo, gspo, cispo": [
+            _step(importance_reweighting_method="noclip"),
+            _step(importance_reweighting_method="grpo", cliprange=0.2, microbatches=2),
+            _step(importance_reweighting_method="gspo", cliprange=3e-2, microbatches=4),
+            _step(importance_reweighting_method="cispo", cliprange=0.1),
+        ],
+        "temperature divides the logits": [_step(temperature=2.0)],
+        "token ids that were sampled are what is scored": [_step(rollout_token_ids=SAMPLED_IDS)],
+    },
     {
         "adding up the microbatches' means without their share of the batch": _scaled_step("sequence", lambda n: n),
         "scaling by the share of the batch, which a constant has in it already": _scaled_step(

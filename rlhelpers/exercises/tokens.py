@@ -2,14 +2,14 @@
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 
 from rlhelpers import kernels, paths
-from rlhelpers.exercises.exercise import Exercise, Property
+from rlhelpers.exercises.exercise import Exercise
 
 
 @functools.cache
@@ -21,7 +21,7 @@ def tiny_tokenizer():
 
 @functools.cache
 def adding_tokenizer():
-    """The same, but that it puts the end-of-text token before every text unless it is told not to."""
+    """The same, which adds the end-of-text token before every text unless told not to."""
     tokenizer = copy.deepcopy(tiny_tokenizer())
     first = tokenizer.eos_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -35,27 +35,8 @@ def _texts(*pairs: tuple[str, str], tokenizer=None) -> dict:
     return {"prompt_strs": list(prompts), "output_strs": list(outputs), "tokenizer": tokenizer or tiny_tokenizer()}
 
 
-def _one_row() -> Iterator[dict]:
-    yield _texts(("2+2=", "4"))
-    yield _texts(("User: 2+2", " 4 </answer>"))
-
-
-def _several_rows() -> Iterator[dict]:
-    yield _texts(("1", "2"), ("1+1", "2"))
-    yield _texts(("1+1=", "2"), ("2", "2 = 2"), ("What is 12?", " 12"))
-
-
-def _borders() -> Iterator[dict]:
-    yield _texts(("apple", "s"))
-    yield _texts(("The ans", "wer"), ("2+2=", "4"))
-
-
-def _special_tokens() -> Iterator[dict]:
-    yield _texts(("2+2=", "4"), tokenizer=adding_tokenizer())
-
-
 def _tokens_without_padding(function: Callable, inputs: dict) -> dict[str, Tensor]:
-    """What stands at padded positions of the ids is free, so it is set to 0."""
+    """With 0 at padded positions of the ids, where any id is right."""
     got = function(**inputs)
     encode = functools.partial(inputs["tokenizer"].encode, add_special_tokens=False)
     pairs = zip(inputs["prompt_strs"], inputs["output_strs"], strict=True)
@@ -97,12 +78,21 @@ def _padding_is_response(prompt_strs, output_strs, tokenizer):
 tokenize_prompt_and_output = Exercise(
     "tokenize_prompt_and_output",
     kernels.tokenize_prompt_and_output,
-    (
-        Property("labels are the inputs one token later, and the mask marks the labels of the output", _one_row),
-        Property("short rows are filled up on the right, and padding is never response", _several_rows),
-        Property("prompt and output are encoded apart", _borders),
-        Property("no special token is added", _special_tokens),
-    ),
+    {
+        "labels are the inputs one token later, and the mask marks the labels of the output": lambda: [
+            _texts(("2+2=", "4")),
+            _texts(("User: 2+2", " 4 </answer>")),
+        ],
+        "short rows are filled up on the right, and padding is never response": lambda: [
+            _texts(("1", "2"), ("1+1", "2")),
+            _texts(("1+1=", "2"), ("2", "2 = 2"), ("What is 12?", " 12")),
+        ],
+        "prompt and output are encoded apart": lambda: [
+            _texts(("apple", "s")),
+            _texts(("The ans", "wer"), ("2+2=", "4")),
+        ],
+        "no special token is added": lambda: [_texts(("2+2=", "4"), tokenizer=adding_tokenizer())],
+    },
     {
         "a mask aligned with input_ids instead of labels": _mask_of_inputs,
         "encoding prompt and output as one text": _encoded_together,
@@ -134,16 +124,10 @@ def small_policy():
         return Olmo2ForCausalLM(config).eval()
 
 
-def _scored(entropy: bool, temperature: float = 1.0) -> Iterator[dict]:
-    for rows, length in ((1, 1), (1, 3), (2, 5)):
-        ids = torch.arange(rows * (length + 1)).reshape(rows, length + 1) * 7 % 800
-        yield {
-            "model": small_policy(),
-            "input_ids": ids[:, :-1],
-            "labels": ids[:, 1:],
-            "return_token_entropy": entropy,
-            "temperature": temperature,
-        }
+def _scored(entropy: bool, temperature: float = 1.0) -> list[dict]:
+    settings = {"return_token_entropy": entropy, "temperature": temperature}
+    tables = [torch.arange(rows * (n + 1)).reshape(rows, n + 1) * 7 % 800 for rows, n in ((1, 1), (1, 3), (2, 5))]
+    return [{"model": small_policy(), "input_ids": ids[:, :-1], "labels": ids[:, 1:]} | settings for ids in tables]
 
 
 def _scores_and_gradient(function: Callable, inputs: dict) -> dict[str, Tensor]:
@@ -173,11 +157,11 @@ def _unnormalised(model, input_ids, labels, return_token_entropy=False, temperat
 get_response_log_probs = Exercise(
     "get_response_log_probs",
     kernels.get_response_log_probs,
-    (
-        Property("log pi_theta(label | what stands before it), with its gradient", functools.partial(_scored, False)),
-        Property("the entropy of each next-token distribution, in nats", functools.partial(_scored, True)),
-        Property("temperature divides the logits", functools.partial(_scored, True, 2.0)),
-    ),
+    {
+        "log pi_theta(label | what stands before it), with its gradient": lambda: _scored(entropy=False),
+        "the entropy of each next-token distribution, in nats": lambda: _scored(entropy=True),
+        "temperature divides the logits": lambda: _scored(entropy=True, temperature=2.0),
+    },
     {
         "scoring input_ids, the token that was just read, instead of the label": _scores_of_inputs,
         "an entropy in bits": _entropy_in_bits,

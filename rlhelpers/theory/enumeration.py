@@ -1,7 +1,7 @@
-"""A language model small enough to list every response: expectations are sums, and gradients come from autograd.
+"""A language model so small that every response is listed: expectations are sums, gradients come from autograd.
 
-Nothing here is sampled.  What is claimed of an estimator is claimed of the code that trains, so groups go through the
-kernels themselves.
+Nothing is sampled.  Groups go through the kernels themselves: a claim about an estimator is a claim about the code that
+trains.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,26 +10,27 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlhelpers.checks import check_callable, check_kind, check_tensors, check_whole, is_whole, refused
+from rlhelpers.checks import check_callable, check_has, check_kind, check_list, check_whole, is_whole, refused
 from rlhelpers.kernels import (
     aggregate_loss_across_microbatch,
     compute_group_normalized_rewards,
     compute_policy_gradient_loss,
 )
-from rlhelpers.kernels.estimators import BASELINES, NORMALIZERS, Estimator, check_eps, look_up
-from rlhelpers.theory.checks import check_doubles, check_groups, check_policies, check_probabilities, check_two
+from rlhelpers.kernels.estimators import Estimator
 
-MAX_CASES = 1_000_000
+MAX_CASES = 1_000_000  # responses, or groups of them
+Blocks = Sequence[Sequence[int]]
+"""Positions that share one importance weight: [[0], [1]] token by token, [[0, 1]] the whole response."""
 
 
 class TabularPolicy:
     """A categorical language model with its own logits for every prefix (handout, eq. 2).
 
-    `theta`: (prefixes, V) float64, a leaf that requires grad.  `tokens`: (N, T) int64, all N responses of at most T
-    tokens, in order; `mask`: (N, T) bool, True at the tokens of the response.  With an end token, a response ends at
-    its first one (which counts), and what stands behind it is padding; without, every response has T tokens.
+    `theta`: (prefixes, V) float64, a leaf that requires grad; drawn from a normal distribution where it is not given.
+    `tokens`: (N, T) int64, all N responses of at most T tokens, in order.  `mask`: (N, T) bool, True at the tokens of
+    the response.  With an end token, a response ends at its first one, which counts; padding follows.  Without, every
+    response has T tokens.
 
-    `theta` may be given; it is drawn from a normal distribution with the seed otherwise.
     Raises ValueError when the sizes are not positive, the end token is not in the vocabulary, or theta does not fit.
     """
 
@@ -51,7 +52,7 @@ class TabularPolicy:
         shape = ((vocabulary**steps - 1) // (vocabulary - 1), vocabulary)
         if theta is None:
             theta = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        check_doubles(shape, theta=theta)
+        _check_doubles(shape, theta=theta)
         self.theta = theta.detach().clone().requires_grad_()
         self.tokens, self.mask = _all_responses(vocabulary, steps, end_token)
         self._prefix_rows = _prefix_rows(self.tokens, vocabulary)
@@ -84,7 +85,7 @@ class TabularPolicy:
 
     def policy_gradient(self, rewards: Tensor) -> Tensor:
         """The exact grad J = grad sum_y pi(y) r(y), (parameters,) (handout, eq. 11)."""
-        check_doubles((len(self.tokens),), rewards=rewards)
+        _check_doubles((len(self.tokens),), rewards=rewards)
         return self.gradient(self.probabilities() @ rewards)
 
 
@@ -120,8 +121,7 @@ class Moments:
 def moments(probabilities: Tensor, estimates: Tensor) -> Moments:
     """Exact moments of an estimator that takes the value estimates[c], (cases, parameters), in case c."""
     check_probabilities(probabilities)
-    check_tensors(estimates=estimates)
-    check_doubles((len(probabilities), *estimates.shape[1:2]), estimates=estimates)
+    _check_doubles((len(probabilities), "parameters"), estimates=estimates)
     probabilities = probabilities.detach()
     mean = probabilities @ estimates
     return Moments(mean, (probabilities @ (estimates - mean).square().sum(dim=1)).item())
@@ -130,13 +130,12 @@ def moments(probabilities: Tensor, estimates: Tensor) -> Moments:
 def optimal_baseline(probabilities: Tensor, rewards: Tensor, scores: Tensor) -> float:
     """b* = E[r |score|^2] / E[|score|^2], the constant baseline with the least total variance.
 
-    probabilities, rewards: (N,); scores: (N, parameters).  The total variance of (r - b) score is quadratic in b,
-    E[(r - b)^2 |score|^2] - |grad J|^2, and b* is where its derivative vanishes.
+    probabilities, rewards: (N,); scores: (N, parameters).  The total variance of (r - b) score is
+    E[(r - b)^2 |score|^2] - |grad J|^2, quadratic in b; at b* its derivative is 0.
     """
     check_probabilities(probabilities)
-    check_tensors(scores=scores)
-    check_doubles((len(probabilities), *scores.shape[1:2]), scores=scores)
-    check_doubles((len(probabilities),), rewards=rewards)
+    _check_doubles((len(probabilities), "parameters"), scores=scores)
+    _check_doubles((len(probabilities),), rewards=rewards)
     weights = probabilities.detach() * scores.square().sum(dim=1)
     return (weights @ rewards / weights.sum()).item()
 
@@ -146,7 +145,7 @@ def all_groups(policy: TabularPolicy, group_size: int) -> tuple[Tensor, Tensor]:
 
     Raises ValueError when there are more than a million.
     """
-    check_policies(policy=policy)
+    _check_policies(policy=policy)
     check_whole(1, group_size=group_size)
     responses = len(policy.tokens)
     if responses ** min(group_size, 20) > MAX_CASES:
@@ -162,21 +161,18 @@ def group_estimates(
 
     `advantage` maps the rewards of all groups, (groups, G), to advantages of the same shape.
     """
-    check_policies(policy=policy)
-    check_doubles((len(policy.tokens),), rewards=rewards)
+    _check_policies(policy=policy)
+    _check_doubles((len(policy.tokens),), rewards=rewards)
     check_callable(advantage=advantage)
-    check_groups(groups, len(rewards))
+    _check_groups(groups, len(rewards))
     weights = advantage(rewards[groups])
-    check_doubles(tuple(groups.shape), advantage=weights)
+    _check_doubles(tuple(groups.shape), advantage=weights)
     return torch.einsum("gj,gjd->gd", weights, policy.scores()[groups]) / groups.shape[1]
 
 
 def kernel_advantage(baseline: str, advantage_normalizer: str, eps: float = 1e-6) -> Callable[[Tensor], Tensor]:
     """compute_group_normalized_rewards as an `advantage` of group_estimates."""
-
-    look_up("baseline", baseline, BASELINES)
-    look_up("advantage_normalizer", advantage_normalizer, NORMALIZERS)
-    check_eps(eps)
+    Estimator("own", baseline, advantage_normalizer, advantage_eps=eps)  # refuses what is no cell of a row
 
     def advantage(grouped: Tensor) -> Tensor:
         flat, _ = compute_group_normalized_rewards(
@@ -189,8 +185,7 @@ def kernel_advantage(baseline: str, advantage_normalizer: str, eps: float = 1e-6
 
 def leave_one_out(grouped: Tensor) -> Tensor:
     """r_j minus the mean of the other rewards of its group, (groups, G) -> (groups, G): RLOO (arXiv:2402.14740)."""
-    check_tensors(grouped=grouped)
-    if grouped.ndim != 2 or grouped.shape[1] < 2:
+    if not isinstance(grouped, Tensor) or grouped.ndim != 2 or grouped.shape[1] < 2:
         raise refused("grouped", grouped, "(groups, G) with G at least 2: alone, there are no others")
     size = grouped.shape[1]
     return grouped - (grouped.sum(dim=1, keepdim=True) - grouped) / (size - 1)
@@ -203,21 +198,21 @@ def expected_update(
     estimator: Estimator,
     sampled_from: TabularPolicy | None = None,
 ) -> Tensor:
-    """The expectation, over all groups, of minus the gradient of the loss that the kernels compute, (parameters,).
+    """The expected update of one prompt, (parameters,): minus the kernels' gradient, over all groups, with Z = G.
 
-    For one prompt and Z = G.  Responses come from `sampled_from`, the policy itself where it is None.  A positive
-    factor of an advantage is a factor of its loss, in every method of the table; so a group's advantages are weighted
-    by its probability, and one gradient of all groups together is the expectation.
+    Responses come from `sampled_from`; from the policy itself where that is None.
     """
     old = policy if sampled_from is None else sampled_from
-    check_policies(policy=policy, sampled_from=old)
+    _check_policies(policy=policy, sampled_from=old)
     check_kind(Estimator, "an Estimator", estimator=estimator)
-    check_doubles((len(policy.tokens),), rewards=rewards)
+    _check_doubles((len(policy.tokens),), rewards=rewards)
     groups, chance = all_groups(old, group_size)
     rows = groups.reshape(-1)
     advantages = kernel_advantage(estimator.baseline, estimator.advantage_normalizer, estimator.advantage_eps)(
         rewards[groups]
     )
+    # In every method a positive factor of an advantage is a factor of its loss.  So each group's advantages are
+    # weighted by its probability, and one gradient of all groups together is the expectation.
     loss, _ = compute_policy_gradient_loss(
         (advantages * chance[:, None] * len(groups)).reshape(-1),
         policy.token_log_probs()[rows],
@@ -230,10 +225,12 @@ def expected_update(
     return policy.gradient(-loss)
 
 
-def surrogate(policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
-    """sum over blocks of E[r(y)], a scalar with gradient: y's tokens at the block's positions come from `policy`, all
-    others from `old` (handout, eq. 50-51, where every block is one token)."""
-    check_two(policy, old, rewards, blocks)
+def surrogate(policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks: Blocks) -> Tensor:
+    """sum over blocks of E[r(y)], a scalar with gradient (handout, eq. 50-51, where every block is one token).
+
+    The tokens at the block's positions come from `policy`, all others from `old`.
+    """
+    _check_two(policy, old, rewards, blocks)
     new_log_probs, old_log_probs = policy.token_log_probs(), old.token_log_probs().detach()
     values = []
     for block in blocks:
@@ -243,16 +240,63 @@ def surrogate(policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks
     return torch.stack(values).sum()
 
 
-def block_estimates(
-    policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks: Sequence[Sequence[int]]
-) -> Tensor:
-    """r(y) sum_blocks w_block grad log pi(block) of every response, (N, parameters), to be averaged under `old`.
+def block_estimates(policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks: Blocks) -> Tensor:
+    """r(y) sum_blocks w_block grad log pi(block) of every response, (N, parameters); its mean is taken under `old`.
 
     w_block is the block's importance weight: eq. 48 with a block for each token, 49 with one for the whole response,
     55 with pairs.
     """
-    check_two(policy, old, rewards, blocks)
+    _check_two(policy, old, rewards, blocks)
     scores = policy.token_scores()
     log_ratios = (policy.token_log_probs() - old.token_log_probs()).detach()
     weighted = [log_ratios[:, b].sum(dim=1).exp()[:, None] * scores[:, b].sum(dim=1) for b in map(list, blocks)]
     return rewards[:, None] * torch.stack(weighted).sum(dim=0)
+
+
+# ---- What is accepted.  All tensors are small and on the CPU, so values are checked too.
+
+
+def check_probabilities(probabilities: Tensor) -> None:
+    """Raise ValueError unless it is (cases,) float64, none below 0, and their sum is 1."""
+    _check_doubles(("cases",), probabilities=probabilities)
+    if (probabilities < 0).any() or abs(probabilities.sum().item() - 1) > 1e-6:
+        raise ValueError("probabilities: one is below 0, or their sum is not 1")
+
+
+def _check_doubles(shape: tuple[int | str, ...], **tensors: Tensor) -> None:
+    """Of finite numbers; the size of a dimension that has a name is free."""
+    accepted = f"float64 {shape}".replace("'", "")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise refused(name, tensor, f"a tensor, {accepted}")
+        wanted = tuple(size if isinstance(n, str) else n for n, size in zip(shape, tensor.shape, strict=False))
+        if tensor.ndim != len(shape) or tensor.shape != wanted or tensor.dtype != torch.float64:
+            raise ValueError(f"{name}: got {tensor.dtype} {tuple(tensor.shape)}; accepted is {accepted}")
+        if not tensor.isfinite().all():
+            raise ValueError(f"{name}: not all of its numbers are finite")
+
+
+def _check_policies(**policies: TabularPolicy) -> None:
+    """With the same responses."""
+    check_has("token_log_probs", "a TabularPolicy", **policies)
+    first, *others = policies.values()
+    for other in others:
+        if not (torch.equal(first.tokens, other.tokens) and torch.equal(first.mask, other.mask)):
+            raise ValueError(f"{', '.join(policies)}: their responses are not the same ones")
+
+
+def _check_groups(groups: Tensor, responses: int) -> None:
+    is_table = isinstance(groups, Tensor) and groups.ndim == 2 and groups.dtype == torch.int64
+    if not is_table or not ((groups >= 0) & (groups < responses)).all():
+        raise refused("groups", groups, f"(groups, G) int64, 0 to {responses - 1}, as all_groups gives them")
+
+
+def _check_two(policy: TabularPolicy, old: TabularPolicy, rewards: Tensor, blocks: Blocks) -> None:
+    """What an expectation under two policies takes."""
+    _check_policies(policy=policy, old=old)
+    _check_doubles((len(policy.tokens),), rewards=rewards)
+    check_list(blocks=blocks)
+    steps = policy.tokens.shape[1]
+    for block in blocks:
+        if not isinstance(block, Sequence) or len(set(block)) < len(block) or not set(block) <= set(range(steps)):
+            raise refused("blocks", blocks, f"lists of positions from 0 to {steps - 1}, none of them twice in a list")

@@ -1,6 +1,6 @@
 """Policies small enough for sympy: one Bernoulli action, a softmax over a few responses, a tree of binary tokens.
 
-Everything here returns sympy expressions, so that an equality is proved for all values of the symbols at once.
+Every function returns sympy expressions: an equality is proved for all values of the symbols at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,7 @@ B = Symbol("b", real=True)  # a baseline
 K, G = sympy.symbols("k G", positive=True, integer=True)  # right responses in a group, and its size
 
 NORMALIZERS = ("none", "std", "mean")  # of kernels/advantages
-Blocks = Sequence[Sequence[int]]
-"""Positions that share one importance weight: [[0], [1]] token by token, [[0, 1]] the whole response."""
+Blocks = Sequence[Sequence[int]]  # positions that share one importance weight, as in enumeration
 
 
 def bernoulli_score(action: int) -> Expr:
@@ -38,7 +37,7 @@ def bernoulli_expectation(f: Callable[[int], Expr]) -> Expr:
 
 
 def bernoulli_variance(f: Callable[[int], Expr]) -> Expr:
-    """E[f(A)^2] - E[f(A)]^2, factored.  Of one sample; the mean of n independent ones has 1/n of it."""
+    """E[f(A)^2] - E[f(A)]^2 of one sample, factored.  The mean of n independent samples has 1/n of it."""
     check_callable(f=f)
     return sympy.factor(bernoulli_expectation(lambda a: f(a) ** 2) - bernoulli_expectation(f) ** 2)
 
@@ -52,9 +51,9 @@ def binomial_expectation(f: Callable[[int], Expr], group_size: int) -> Expr:
 
 
 def spread(normalizer: str, k: int | Expr, group_size: int | Expr) -> Expr:
-    """What the advantages of a group with k ones among its rewards are divided by, as kernels/advantages computes it.
+    """The divisor of a group's advantages, where k of its rewards are 1 and the others 0, as in kernels/advantages.
 
-    "std" has n - 1 in it, like torch.std.  Raises ValueError for an unknown name.
+    "std" divides by n - 1, like torch.std.  Raises ValueError for an unknown name.
     """
     check_one_of(NORMALIZERS, normalizer=normalizer)
     k, group_size = sympy.sympify(k), sympy.sympify(group_size)
@@ -69,20 +68,20 @@ def spread(normalizer: str, k: int | Expr, group_size: int | Expr) -> Expr:
 def group_weight(normalizer: str, group_size: int, eps: float | Expr = 0) -> Expr:
     """w_G(p): the expected update of one prompt's group is w_G(p) grad p, for any policy and a reward of 0 or 1.
 
-    The baseline is the group mean and Z = G (handout, eq. 41-43, before the limit).  Given its reward, the expected
-    score of a response is grad p / p where it is right and -grad p / (1 - p) where it is wrong; so a group with k
-    right responses adds k (G - k) / G^2 / (s_k + eps) * grad p / (p (1 - p)).  A group of equal rewards adds exactly
-    0, which is why k runs from 1 to G - 1.  Raises ValueError for a group smaller than 2.
+    The baseline is the group mean and Z = G (handout, eq. 41-43, before the limit).  The expected score of a right
+    response is grad p / p, that of a wrong one -grad p / (1 - p).  So a group with k right responses adds
+    k (G - k) / G^2 / (s_k + eps) * grad p / (p (1 - p)), and k = 0 and k = G add nothing.
+    Raises ValueError for a group smaller than 2.
     """
     check_one_of(NORMALIZERS, normalizer=normalizer)
     check_whole(2, group_size=group_size)
-    divides = eps if normalizer != "none" else 0  # without a normalizer nothing is divided, not even by 1 + eps
+    added = eps if normalizer != "none" else 0  # without a normalizer nothing is divided, not even by 1 + eps
     terms = [
         sympy.binomial(group_size, k)
         * P ** (k - 1)
         * (1 - P) ** (group_size - k - 1)
         * sympy.Rational(k * (group_size - k), group_size**2)
-        / (spread(normalizer, k, group_size) + divides)
+        / (spread(normalizer, k, group_size) + added)
         for k in range(1, group_size)
     ]
     return sympy.Add(*terms)
@@ -95,8 +94,10 @@ def limit_weight(normalizer: str) -> Expr:
 
 
 class SoftmaxPolicy:
-    """A softmax over a few responses, one logit each.  In u_i = exp(logit_i) everything is a rational function, and
-    the derivative to logit_i is u_i d/du_i."""
+    """A softmax over a few responses, one logit each, written in u_i = exp(logit_i).
+
+    All is then a rational function, and the derivative to logit_i is u_i d/du_i.
+    """
 
     def __init__(self, responses: int):
         check_whole(2, responses=responses)
@@ -106,18 +107,18 @@ class SoftmaxPolicy:
         self.probabilities = [u / sum(self.weights) for u in self.weights]
 
     def gradient(self, f: Expr) -> Matrix:
-        """The derivatives of f to the logits."""
+        """The derivatives of f to the logits, (responses, 1)."""
         return Matrix([u * sympy.diff(f, u) for u in self.weights])
 
     def score(self, response: int) -> Matrix:
         return self.gradient(sympy.log(self.probabilities[response]))
 
     def expectation(self, f: Callable[[int], Expr | Matrix]) -> Expr | Matrix:
-        """The sum over all responses of their probability times f."""
+        """E[f(y)], the sum over all responses."""
         return _total(self.probabilities[y] * f(y) for y in self.responses)
 
     def group_expectation(self, f: Callable[[tuple[int, ...]], Expr | Matrix], group_size: int) -> Expr | Matrix:
-        """The same over all groups of independent responses."""
+        """E[f(group)], the sum over all groups of independent responses."""
         return _total(
             sympy.Mul(*[self.probabilities[y] for y in group]) * f(group)
             for group in product(self.responses, repeat=group_size)
@@ -126,9 +127,9 @@ class SoftmaxPolicy:
 
 @dataclass(frozen=True)
 class TokenTree:
-    """All responses of `length` binary tokens, with a symbol for every conditional probability and every reward.
+    """All responses of `length` binary tokens, with a symbol for each conditional probability and each reward.
 
-    After the prefix 01 the new policy's chance of a 1 is p01, the old policy's q01; the reward of 0110 is r0110.
+    After the prefix 01 the new policy's chance of a 1 is p01, the old policy's q01.  The reward of 0110 is r0110.
     """
 
     length: int
@@ -148,7 +149,7 @@ class TokenTree:
         return Symbol(letter + "".join(map(str, tokens)), positive=True)
 
     def token(self, letter: str, response: tuple[int, ...], t: int) -> Expr:
-        """pi(y_t | y_<t), of the new policy, "p", or of the old one, "q"."""
+        """pi(y_t | y_<t) of the new policy, "p", or of the old one, "q"."""
         one = self.symbol(letter, response[:t])
         return one if response[t] else 1 - one
 
@@ -157,8 +158,10 @@ class TokenTree:
         return sympy.Mul(*[self.token(letter, response, t) for t in positions])
 
     def surrogate(self, blocks: Blocks) -> Expr:
-        """sum over blocks of E[r(y)], y's tokens at the block's positions from the new policy, all others from the old
-        one (handout, eq. 50-51, where every block is one token)."""
+        """sum over blocks of E[r(y)] (handout, eq. 50-51, where every block is one token).
+
+        The tokens at the block's positions come from the new policy, all others from the old one.
+        """
         total = 0
         for response, positions in product(self.responses, blocks):
             others = [t for t in range(self.length) if t not in positions]
@@ -167,8 +170,10 @@ class TokenTree:
         return total
 
     def expected_estimator(self, blocks: Blocks, parameter: Symbol) -> Expr:
-        """E under the old policy of r(y) sum_blocks w_block d/dparameter log pi_new(block), w_block the block's
-        importance weight (handout, eq. 54 and 55)."""
+        """E under the old policy of r(y) sum_blocks w_block d/dparameter log pi_new(block) (handout, eq. 54 and 55).
+
+        w_block is the block's importance weight.
+        """
         total = 0
         for response, positions in product(self.responses, blocks):
             new = self.block("p", response, positions)

@@ -1,21 +1,88 @@
-"""Many runs as tables: which are found, which may be compared, and their curves side by side."""
+"""Run folders as tables: one run, and many: which are found, which are comparable, and their curves."""
 
 import json
 import warnings
 
+import numpy as np
+import pandas as pd
 import pytest
+from bad_input import NOT_A_FOLDER, NOT_A_TABLE, NOT_TEXT, NOT_WHOLE, Row, check_refusal, name_of
 
 from rlhelpers import paths
-from rlhelpers.evidence.runs import comparable, list_runs, read_curves
+from rlhelpers.evidence.runs import (
+    comparable,
+    list_runs,
+    read_curves,
+    read_metrics,
+    read_rollouts,
+    seconds_by_part,
+    table_of_times,
+)
 from rlhelpers.training.config import make_config
 from rlhelpers.training.run_folder import RunRecords
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    rows = [{"step": 0, "val_reward": 0.2}, {"step": 1, "token_entropy": 0.1}, {"step": 2, "token_entropy": 0.2}]
+    rows += [{"step": 3, "val_reward": 0.6, "token_entropy": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    return tmp_path
+
+
+def test_metrics_as_a_table(folder):
+    metrics = read_metrics(folder)
+    assert metrics.index.tolist() == [0, 1, 2, 3]
+    assert metrics["val_reward"].dropna().to_dict() == {0: 0.2, 3: 0.6}
+    assert metrics["token_entropy"].isna().tolist() == [True, False, False, True]
+
+
+def timed_run(folder, slower=1.0):
+    """Step 0 and the last are validated, which takes 5 seconds each; the rest of a step takes half a second."""
+    clocks = {"seconds_sampling": 2.0 * slower, "seconds_training": 1.0, "seconds_syncing": 0.25}
+    rows = [{"step": 0, "val_reward": 0.2, "seconds": 5.5}]
+    rows += [{"step": step, **clocks, "seconds": sum(clocks.values()) + 0.5} for step in (1, 2, 3)]
+    rows[-1] |= {"val_reward": 0.4, "seconds": rows[-1]["seconds"] + 5.0}
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def test_where_the_time_went(tmp_path):
+    metrics = read_metrics(timed_run(tmp_path / "a"))
+    parts = seconds_by_part(metrics)
+    expected = {"sampling": 6.0, "training": 3.0, "syncing": 0.75, "validation": 10.0, "rest": 2.0}
+    assert parts.to_dict() == pytest.approx(expected) and parts.sum() == pytest.approx(metrics["seconds"].sum())
+    without_sync = seconds_by_part(metrics.drop(columns="seconds_syncing"))  # as runs were kept at first
+    assert without_sync["syncing"] == 0 and without_sync.sum() == pytest.approx(parts.sum())
+
+
+def test_a_table_of_times(tmp_path):
+    folders = [timed_run(tmp_path / name, slower) for name, slower in (("a", 1.0), ("b", 2.0), ("c", 7.0))]
+    table = table_of_times({"before": folders, "after": folders[:1]})
+    assert table.loc["sampling"].to_dict() == pytest.approx({"before": 12.0, "after": 6.0})
+    assert table.loc["one step", "after"] == pytest.approx(3.75)
+    assert table.loc["whole run", "before"] == pytest.approx(27.75)
+
+
+def test_a_broken_line_is_named(folder):
+    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write('{"step": 4, "rew\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 5"):
+        read_metrics(folder)
+
+
+def test_rollouts_as_a_table(folder):
+    (folder / "rollouts/step_00003_train.jsonl").write_text('{"response": "é", "reward": 1.0}\n', encoding="utf-8")
+    assert read_rollouts(folder, 3, "train")["response"].tolist() == ["é"]
 
 
 def defaults(**changes):
     return make_config(**changes).comparable_settings()
 
 
-def test_complete_runs_of_both_roots_and_the_readers_own_first(roots, write_run):
+def test_the_readers_own_runs_come_first(roots, write_run):
     own, committed = roots
     for seed in (0, 1):
         write_run(committed, seed)
@@ -36,7 +103,7 @@ def test_nothing_found_is_an_error_that_says_where(roots):
         list_runs("05_variants")
 
 
-def test_runs_that_differ_in_what_is_not_asked_about_are_left_out(roots, write_run):
+def test_runs_that_differ_elsewhere_are_left_out(roots, write_run):
     _, committed = roots
     write_run(committed)
     write_run(committed, estimator="dr_grpo")
@@ -86,7 +153,7 @@ def test_older_rows_had_no_cap(roots, write_run):
     assert sorted(comparable(list_runs("04_grpo"), defaults(), except_for=[])["seed"]) == [0, 1]
 
 
-def test_a_run_done_again_under_another_name_counts_once_the_readers_own(roots, write_run):
+def test_a_run_done_again_counts_once(roots, write_run):
     own, committed = roots
     write_run(committed)
     mine = write_run(own, experiment="mine", gradient_accumulation_steps=8, rollouts_every=1)
@@ -113,7 +180,7 @@ def test_curves_have_a_column_for_each_run(roots, write_run):
     assert read_curves(runs, "no such metric", "estimator").empty
 
 
-def test_runs_from_before_reasons_were_counted_stand_beside_new_ones(roots, write_run):
+def test_older_runs_counted_no_reasons(roots, write_run):
     _, committed = roots
     write_run(committed, seed=0)
     file = write_run(committed, seed=1) / "metrics.jsonl"
@@ -146,7 +213,7 @@ def test_two_runs_in_one_column_are_an_error(roots, write_run):
         read_curves(list_runs("04_grpo"), "val_reward", "estimator")
 
 
-def test_a_folder_that_cannot_be_read_is_left_out_with_a_warning(roots, write_run):
+def test_what_cannot_be_read_is_left_out_with_a_warning(roots, write_run):
     own, committed = roots
     write_run(committed)
     for seed, name in enumerate(("run.json", "config.yaml", "metrics.jsonl"), start=1):
@@ -156,12 +223,6 @@ def test_a_folder_that_cannot_be_read_is_left_out_with_a_warning(roots, write_ru
     assert len(warned) == 3
 
 
-def test_a_misspelt_setting_is_named(roots, write_run):
-    write_run(roots[1])
-    with pytest.raises(ValueError, match="except_for: there is no setting estimatr"):
-        comparable(list_runs("04_grpo"), defaults(), except_for=["estimatr"])
-
-
 def test_what_no_run_has_is_named(roots, write_run):
     write_run(roots[1])
     runs = list_runs("04_grpo")
@@ -169,3 +230,43 @@ def test_what_no_run_has_is_named(roots, write_run):
         comparable(runs, {"learning_rat": 1}, [])
     with pytest.raises(ValueError, match="by: got 'estimater'; accepted are "):
         read_curves(runs, "val_reward", "estimater")
+
+
+# ---- bad input is refused by name; a new case is a row of ROWS
+
+NO_COLUMN = [None, "unknown", 3, [], ["estimator"], {}, np.ones(2)]
+TABLE = pd.DataFrame({"estimator": ["grpo"]})
+ROWS = [
+    Row("list_runs", "experiments", NOT_TEXT, "experiments: number 0 is "),
+    Row("list_runs", "experiments", ["unknown"], "no complete run of unknown"),
+    Row("comparable", "runs", NOT_A_TABLE),
+    Row("comparable", "settings", [None, "text", 3, [], np.ones(2)]),
+    Row("comparable", "except_for", [None, "task", 3, {}, np.ones(2)]),
+    Row("comparable", "except_for", [["unknown"]], "except_for: there is no setting unknown"),
+    Row("read_curves", "runs", NOT_A_TABLE),
+    Row("read_curves", "runs", [TABLE], "runs: got a table without seed, metrics; it has estimator"),
+    Row("read_curves", "metric", NOT_TEXT),
+    Row("read_curves", "by", NO_COLUMN),
+    Row("read_metrics", "folder", NOT_A_FOLDER),
+    Row("read_metrics", "folder", ["no/such/folder"], "No such file or directory: 'no/such/folder/metrics.jsonl'"),
+    Row("read_rollouts", "folder", NOT_A_FOLDER),
+    Row("read_rollouts", "step", NOT_WHOLE),
+    Row("read_rollouts", "step", [7], "step_00007_train.jsonl"),
+    Row("read_rollouts", "split", [*NOT_TEXT, "test", "../train"]),
+    Row("table_of_times", "runs", [None, "text", 3, [], np.ones(2)]),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_bad_input_is_refused_by_name(roots, write_run, row):
+    folder = write_run(roots[1])
+    runs = list_runs("04_grpo")
+    good = {
+        "list_runs": (lambda experiments: list_runs(experiments), {"experiments": "04_grpo"}),
+        "comparable": (comparable, {"runs": runs, "settings": {"task": "tiny"}, "except_for": ["task"]}),
+        "read_curves": (read_curves, {"runs": runs, "metric": "val_reward", "by": "estimator"}),
+        "read_metrics": (read_metrics, {"folder": folder}),
+        "read_rollouts": (read_rollouts, {"folder": folder, "step": 5, "split": "train"}),
+        "table_of_times": (table_of_times, {"runs": {"grpo": [folder]}}),
+    }
+    check_refusal(good, row)

@@ -1,11 +1,14 @@
-"""Run folders as tables, and their pictures."""
+"""Pictures of one run: what they show is in the axes, and where they are written."""
 
 import json
 from itertools import pairwise
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from bad_input import NOT_A_FOLDER, NOT_A_TABLE, NOT_TEXT, NOT_WHOLE, SOMETHING_ELSE, Row, check_refusal, name_of
 from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
 
 from rlhelpers import paths
 from rlhelpers.evidence.figures import (
@@ -18,7 +21,7 @@ from rlhelpers.evidence.figures import (
     save_figure,
     save_for_writeup,
 )
-from rlhelpers.evidence.runs import read_metrics, read_rollouts, seconds_by_part, table_of_times
+from rlhelpers.evidence.runs import read_metrics
 from rlhelpers.tasks.grading import REASONS
 
 
@@ -37,53 +40,6 @@ def folder(tmp_path, monkeypatch):
     return folder
 
 
-def test_metrics_as_a_table(folder):
-    metrics = read_metrics(folder)
-    assert metrics.index.tolist() == [0, 1, 2, 3]
-    assert metrics["val_reward"].dropna().to_dict() == {0: 0.2, 3: 0.6}
-    assert metrics["token_entropy"].isna().tolist() == [True, False, False, True]
-
-
-def timed_run(folder, slower=1.0):
-    """Step 0 and the last are validated, which takes 5 seconds each; the rest of a step takes half a second."""
-    clocks = {"seconds_sampling": 2.0 * slower, "seconds_training": 1.0, "seconds_syncing": 0.25}
-    rows = [{"step": 0, "val_reward": 0.2, "seconds": 5.5}]
-    rows += [{"step": step, **clocks, "seconds": sum(clocks.values()) + 0.5} for step in (1, 2, 3)]
-    rows[-1] |= {"val_reward": 0.4, "seconds": rows[-1]["seconds"] + 5.0}
-    folder.mkdir()
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return folder
-
-
-def test_where_the_time_went(tmp_path):
-    metrics = read_metrics(timed_run(tmp_path / "a"))
-    parts = seconds_by_part(metrics)
-    expected = {"sampling": 6.0, "training": 3.0, "syncing": 0.75, "validation": 10.0, "rest": 2.0}
-    assert parts.to_dict() == pytest.approx(expected) and parts.sum() == pytest.approx(metrics["seconds"].sum())
-    without_sync = seconds_by_part(metrics.drop(columns="seconds_syncing"))  # as runs were kept at first
-    assert without_sync["syncing"] == 0 and without_sync.sum() == pytest.approx(parts.sum())
-
-
-def test_a_table_of_times(tmp_path):
-    folders = [timed_run(tmp_path / name, slower) for name, slower in (("a", 1.0), ("b", 2.0), ("c", 7.0))]
-    table = table_of_times({"before": folders, "after": folders[:1]})
-    assert table.loc["sampling"].to_dict() == pytest.approx({"before": 12.0, "after": 6.0})
-    assert table.loc["one step", "after"] == pytest.approx(3.75)
-    assert table.loc["whole run", "before"] == pytest.approx(27.75)
-
-
-def test_a_broken_line_is_named(folder):
-    with open(folder / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write('{"step": 4, "rew\n')
-    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 5"):
-        read_metrics(folder)
-
-
-def test_rollouts_as_a_table(folder):
-    (folder / "rollouts/step_00003_train.jsonl").write_text('{"response": "é", "reward": 1.0}\n', encoding="utf-8")
-    assert read_rollouts(folder, 3, "train")["response"].tolist() == ["é"]
-
-
 def test_the_curves_are_the_numbers(folder):
     figure = learning_curves(read_metrics(folder), "a title")
     left, right = figure.axes
@@ -92,12 +48,17 @@ def test_the_curves_are_the_numbers(folder):
     assert left.get_xlabel() == "rollout step" and right.get_ylabel() == "mean format reward per response"
 
 
-def test_diagnostics_draw_what_there_is_and_say_what_is_missing(folder):
+def test_diagnostics_say_what_is_missing(folder):
     metrics = read_metrics(folder).drop(columns="clip_fraction")
     panels = diagnostics(metrics, "a title").axes
     drawn = {axes.get_title(): len(axes.lines) for axes in panels}
     assert drawn[METRICS["loss"][0]] == 1 and drawn[METRICS["clip_fraction"][0]] == 0
     assert panels[-1].texts[0].get_text() == "not measured"
+
+
+@pytest.mark.field_report("B42")
+def test_the_picture_says_that_the_loss_is_no_measure():
+    assert METRICS["loss"][0] == "loss: no measure of progress"
 
 
 COUNTED = pd.DataFrame(
@@ -137,7 +98,7 @@ def test_outcomes_are_shares_of_the_responses_of_a_step():
     assert train.get_ylabel() == "share of responses" and train.get_ylim() == (0, 1)
 
 
-def test_outcomes_stand_in_the_order_of_the_reasons_and_have_colours_of_their_own():
+def test_outcomes_have_an_order_and_colours_of_their_own():
     """Neighbours differ in lightness, which every reader sees."""
     colours = named(outcomes(COUNTED, "a title"))
     assert list(colours) == ["right", "wrong value", "too long", "no </think>", r"no \boxed"]
@@ -187,3 +148,38 @@ def test_a_figure_goes_to_the_run_and_to_figures(folder):
 def test_figures_of_many_runs_go_to_the_figures_folder(folder):
     file = save_for_writeup(learning_curves(read_metrics(folder), "title"), "05_comparison")
     assert file == paths.FIGURES / "05_comparison.png" and file.read_bytes().startswith(b"\x89PNG")
+
+
+# ---- bad input is refused by name; a new case is a row of ROWS
+
+FIGURE = Figure()
+METRICS_OF_A_RUN = pd.DataFrame({"loss": [1.0]})
+GOOD = {
+    "learning_curves": (learning_curves, {"metrics": METRICS_OF_A_RUN, "title": "t"}),
+    "diagnostics": (diagnostics, {"metrics": METRICS_OF_A_RUN, "title": "t"}),
+    "outcomes": (outcomes, {"metrics": METRICS_OF_A_RUN, "title": "t", "most": 3}),
+    "save_figure": (save_figure, {"figure": FIGURE, "run_folder": paths.RUNS / "e", "name": "curves"}),
+    "save_for_writeup": (save_for_writeup, {"figure": FIGURE, "name": "curves"}),
+}
+NO_FILE_NAME = ["", ".", "..", "a/b", "../a", "/a"]
+ROWS = [
+    Row("learning_curves", "metrics", NOT_A_TABLE),
+    Row("diagnostics", "metrics", NOT_A_TABLE),
+    Row("outcomes", "metrics", NOT_A_TABLE),
+    Row("outcomes", "most", NOT_WHOLE),
+    Row("save_figure", "figure", SOMETHING_ELSE),
+    Row("save_figure", "run_folder", [*NOT_A_FOLDER, "/elsewhere", paths.RUNS / ".." / "results"]),
+    Row("save_figure", "name", [*NOT_TEXT, *NO_FILE_NAME]),
+    Row("save_for_writeup", "figure", SOMETHING_ELSE),
+    Row("save_for_writeup", "name", [*NOT_TEXT, *NO_FILE_NAME]),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=name_of)
+def test_bad_input_is_refused_by_name(tmp_path, monkeypatch, row):
+    """And no file is written, and no empty picture is left: in a notebook it would look like a result."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(paths, "FIGURES", tmp_path / "figures")
+    opened = plt.get_fignums()
+    check_refusal(GOOD, row)
+    assert list(tmp_path.rglob("*")) == [] and plt.get_fignums() == opened
