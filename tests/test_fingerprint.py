@@ -103,7 +103,7 @@ def test_fingerprints_of_earlier_runs_stay(tmp_path, monkeypatch):
 
 def test_a_setting_that_was_added_later_counts_where_it_is_used():
     class Later(RunConfig):
-        more: Count = setting(3, added_later=True)
+        more: Count = setting(3, "numbers", added_later=True)
 
     assert Later(variant="grpo").fingerprint == make_config().fingerprint
     assert Later(variant="grpo", more=4).fingerprint != make_config().fingerprint

@@ -115,7 +115,7 @@ def _microbatch(config: RunConfig, model: Architecture, number: int, longest: in
     elif config.gradient_checkpointing:
         parts = checkpointed_bytes(model, number, rows * response, seen)
     else:
-        # A baseline of the group prunes whole groups.  Others prune single rows: a microbatch may hold a row of each group.
+        # A baseline of the group prunes whole groups; others prune rows, and a microbatch may hold one of each group.
         whole_groups = config.estimator.baseline in ("mean", "leave_one_out")
         prompts = math.ceil(rows / config.group_size) if whole_groups else rows
         parts = step_bytes(model, number, rows * response, prompts * prompt, rows * prompt)

@@ -119,13 +119,10 @@ def _load(path: Path, fingerprint: str) -> Checkpoint:
     if facts["fingerprint"] != fingerprint:
         raise ValueError("it is of another configuration")
     state = torch.load(path / STATE, map_location="cpu", weights_only=True)
-    ahead = None if state["ahead"] is None else [_rollout(**row) for row in state["ahead"]]
-    weights = load_file(path / WEIGHTS)
-    return Checkpoint(weights=weights, **facts, **state | {"ahead": ahead})
-
-
-def _rollout(prompt: str, prompt_token_ids: list[int], completions: list[dict[str, Any]]) -> Rollout:
-    return Rollout(prompt, prompt_token_ids, [Completion(**completion) for completion in completions])
+    if state["ahead"] is not None:
+        rows = [row | {"completions": [Completion(**c) for c in row["completions"]]} for row in state["ahead"]]
+        state["ahead"] = [Rollout(**row) for row in rows]
+    return Checkpoint(weights=load_file(path / WEIGHTS), **facts, **state)
 
 
 def _random_states(device: torch.device) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from rlhelpers.training.settings import (
     LearningRate,
     Name,
     Real,
-    Rule,
     RunSettings,
     Switch,
     Whole,
@@ -51,17 +50,17 @@ class RunConfig(RunSettings):
         "torch", description="what samples: this process, vLLM on the policy's device, or a vLLM server"
     )
     engine_gpu: Whole | None = setting(
-        None, affects="nothing", ge=0, lt=1024, description="the server's GPU; None: the one after the policy's"
+        None, "nothing", ge=0, lt=1024, description="the server's GPU; None: the one after the policy's"
     )
     kv_cache_gib: Real = setting(
-        1.0, affects="rounding", gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB"
+        1.0, "rounding", gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB"
     )
     sleep_level: Whole = setting(
         0,
-        affects="nothing",
+        "nothing",
         ge=0,
         le=2,
-        description="vLLM on the policy's GPU gives back memory while training: 1 keeps its weights on the CPU",
+        description="above 0 vLLM frees GPU memory while training; 1 keeps its weights on the CPU",
     )
     rollouts_ahead: Switch = Field(False, description="sample the next batch while training on this one")
 
@@ -69,7 +68,7 @@ class RunConfig(RunSettings):
     top_p: Real = Field(1.0, gt=0, le=1)
     min_tokens: Whole = Field(0, ge=0)
 
-    estimator: EstimatorRow = setting(ESTIMATORS["grpo"], named=False)  # with its name a variant's begins
+    estimator: EstimatorRow = setting(ESTIMATORS["grpo"], "numbers", named=False)
     components: Literal["package", "mine"] = Field("package", description="mine: the train step saved by notebook 03")
     group_size: Count = 8
     rollout_batch_size: Count = 128
@@ -81,28 +80,24 @@ class RunConfig(RunSettings):
     weight_decay: Real = Field(0.0, ge=0)
 
     eval_every: Count = 5
-    rollouts_every: Count = setting(10, affects="nothing", description="steps between those whose responses are kept")
+    rollouts_every: Count = setting(10, "nothing", description="steps between those whose responses are kept")
     checkpoint_every: Count = 5
 
-    def rules(self) -> list[Rule]:
+    def rules(self) -> list[tuple[str, bool, str]]:
         torch, server = self.engine == "torch", self.engine == "vllm-server"
         group, train, steps = self.group_size, self.train_batch_size, self.gradient_accumulation_steps
         prompts, package = self.prompts_per_step, self.components == "package"
+        enough = prompts <= self.n_train_examples
         own_functions = any(map(callable, vars(self.estimator).values()))
         # vLLM's log-probs are those before temperature, top_p and min_tokens, or those after all three.
         whole = self.top_p == 1 and self.min_tokens == 0
-        decayed = self.weight_decay * self.learning_rate  # what AdamW takes off every weight, at every update
-        below = 1 / self.learning_rate
+        most = 1 / self.learning_rate  # AdamW takes weight_decay * learning_rate off every weight, at every update
         return [
             ("group_size", group > 1 or not self.estimator.needs_a_group, "at least 2 for this estimator"),
             ("train_batch_size", train % group == 0, f"a multiple of group_size={group}"),
             ("rollout_batch_size", self.rollout_batch_size % train == 0, f"a multiple of train_batch_size={train}"),
             ("gradient_accumulation_steps", train % steps == 0, f"a divisor of train_batch_size={train}"),
-            (
-                "n_train_examples",
-                prompts <= self.n_train_examples,
-                f"at least rollout_batch_size / group_size = {prompts}",
-            ),
+            ("n_train_examples", enough, f"at least rollout_batch_size / group_size = {prompts}"),
             ("components", package or not own_functions, '"package" for an estimator whose cells are functions'),
             (
                 "components",
@@ -124,11 +119,12 @@ class RunConfig(RunSettings):
                 "1 for a vLLM engine, unless top_p=1 and min_tokens=0: its log-probs would not be comparable",
             ),
             ("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}"),
-            ("weight_decay", decayed < 1, f"below 1 / learning_rate = {below:g}"),
+            ("weight_decay", self.weight_decay * self.learning_rate < 1, f"below 1 / learning_rate = {most:g}"),
         ]
 
     @property
-    def method_name(self) -> str:
+    def method(self) -> str:
+        """What a variant's name begins with."""
         return self.estimator.name
 
     def deciding(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rlhelpers.checks import check_one_of, check_whole
 from rlhelpers.kernels.dpo import compute_dpo_losses, end_id, implicit_reward_accuracy
 from rlhelpers.kernels.tokens import encode
 from rlhelpers.models import load_policy
-from rlhelpers.tasks.datasets import PreferencePair, files_of_pairs, load_pairs
+from rlhelpers.tasks.datasets import PreferencePair, load_pairs
 from rlhelpers.training.draws import draw_batch
 from rlhelpers.training.offline import OfflineConfig, OfflineTask, alpaca_prompt, descend, learn
 from rlhelpers.training.run_folder import RunRecords
@@ -35,9 +35,7 @@ class DPOConfig(OfflineConfig):
 
     method: Literal["dpo"] = "dpo"
     pairs: Text = setting(
-        affects="content",
-        named=False,
-        description="a file of pairs, or a folder with the four files of Anthropic's HH",
+        ..., "content", named=False, description="a file of pairs, or a folder with the four files of Anthropic's HH"
     )
     reference_device: str | None = Field(
         None, pattern=r"^(cpu|cuda(:\d+)?)$", description="where the reference is; None: where the policy is"
@@ -49,10 +47,6 @@ class DPOConfig(OfflineConfig):
     epochs: Count = 2
     learning_rate: LearningRate = 1e-5
     eval_every: Count = 6
-
-    @property
-    def data_files(self) -> list[Path]:
-        return files_of_pairs(self.pairs)
 
 
 # Of the supplement, which goes on from its tuned model of 8B parameters: give that as `model`.

@@ -17,13 +17,14 @@ from rlhelpers.models import eval_mode, save_policy
 from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.rollouts.engine import encode_prompts
 from rlhelpers.tasks import Grader, Prompt, load_task
+from rlhelpers.tasks.datasets import files_of_pairs
 from rlhelpers.tasks.prompts import ALPACA
 from rlhelpers.training.checkpoint import Checkpoint
 from rlhelpers.training.console import Log, is_due, open_log, take_steps
 from rlhelpers.training.draws import derive_seed
 from rlhelpers.training.evaluation import evaluate
 from rlhelpers.training.run_folder import RunRecords
-from rlhelpers.training.settings import Count, Name, Rule, RunSettings
+from rlhelpers.training.settings import Count, Name, RunSettings
 from rlhelpers.training.updates import MAX_SKIPPED, diverged
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -45,22 +46,14 @@ class OfflineConfig(RunSettings):
     batch_size: Count
     checkpoint_every: Count = 10
 
-    def rules(self) -> list[Rule]:
+    def rules(self) -> list[tuple[str, bool, str]]:
         steps, size = self.gradient_accumulation_steps, self.batch_size
         return [("gradient_accumulation_steps", size % steps == 0, f"a divisor of batch_size={size}")]
 
-    @property
-    def method_name(self) -> str:
-        return self.method
-
-    @property
-    def data_files(self) -> list[Path]:
-        """The files that it learns from."""
-        raise NotImplementedError
-
     def files(self) -> Iterator[Path]:
         yield from super().files()
-        yield from (file for file in self.data_files if file.is_file())
+        for path in self.affecting("content").values():
+            yield from (file for file in files_of_pairs(path) if file.is_file())
 
 
 @dataclass(frozen=True)

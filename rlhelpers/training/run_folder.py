@@ -198,21 +198,16 @@ class RunRecords:
             writer_file(self.folder).unlink(missing_ok=True)
             self._lock.release()
 
-    def is_complete(self) -> bool:
-        """Return whether the folder holds a complete run of this configuration.  A run may have been killed over its
-        last act, the removal of its checkpoints: that is then done now."""
-        if run_state(self.folder) != RunState("complete", self.fingerprint):
+    def says_complete(self) -> bool:
+        """Return whether a run with `resume` has nothing left to do, and print so."""
+        if not self.config.resume or run_state(self.folder) != RunState("complete", self.fingerprint):
             return False
+        # It may have been killed over its last act, the removal of its checkpoints.
         with suppress(Timeout), FileLock(lock_file(self.folder)).acquire(timeout=0):
             if read_about(self.folder).get("status") == "complete":
                 shutil.rmtree(self.folder / "checkpoints", ignore_errors=True)
+        print(f"{self.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
         return True
-
-    def says_complete(self) -> bool:
-        """Return whether a run with `resume` has nothing left to do, and print so."""
-        if complete := self.config.resume and self.is_complete():
-            print(f"{self.folder.relative_to(paths.RUNS)} is complete: nothing is trained.")
-        return complete
 
     def _begin(self) -> None:
         settings = yaml.safe_dump(self.config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -131,9 +131,7 @@ def between(least: int, most: int) -> Any:
 Affects = Literal["numbers", "rounding", "nothing", "content"]
 
 
-def setting(
-    default: Any = ..., affects: Affects = "numbers", named: bool = True, added_later: bool = False, **checks: Any
-) -> Any:
+def setting(default: Any, affects: Affects, named: bool = True, added_later: bool = False, **checks: Any) -> Any:
     """Return a pydantic Field that says what the setting means for a run.  A setting without it affects numbers.
 
     affects: "numbers": runs with other values cannot be compared.  "rounding": they can, but not bit for bit.
@@ -146,51 +144,36 @@ def setting(
     return Field(default, json_schema_extra=marks, **checks)
 
 
-Rule = tuple[str, bool, str]
-"""A setting's name, whether its value is accepted, and what would be."""
-
-
 class RunSettings(BaseModel):
     """What every run has.  A kind of run declares a setting anew to give it a default; what it affects is said here."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    # The order in a variant's name, which folders of earlier runs have; the others follow as they are declared.
     NAMED_FIRST: ClassVar[tuple[str, ...]] = ()
-    """The order of settings in a variant's name; the others follow as they are declared.  Folders of earlier runs have
-    this order."""
 
-    experiment: Name = setting(affects="nothing", named=False, description="first folder under data/runs")
-    variant: Name | None = setting(
-        None,
-        affects="nothing",
-        named=False,
-        description="second folder; None: the method and what differs from the preset",
-    )
-    seed: Seed = setting(0, named=False)
+    experiment: Name = setting(..., "nothing", named=False, description="first folder under data/runs")
+    variant: Name | None = setting(None, "nothing", named=False, description="second folder; None: see make_settings")
+    seed: Seed = setting(0, "numbers", named=False)
     model: Text = Field("tiny", description='"tiny", a Hugging Face name, or a directory')
-    device: Device = setting("auto", affects="rounding", named=False, description="auto: cuda where there is one")
+    device: Device = setting("auto", "rounding", named=False, description="auto: cuda where there is one")
     gradient_checkpointing: Switch = setting(
-        False,
-        affects="rounding",
-        description="keep the inputs of layers only and compute the rest again: less memory, a slower update",
+        False, "rounding", description="keep only the inputs of layers: less memory, a slower update"
     )
     task: Text = Field("tiny", description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
     n_val_examples: Count
     max_tokens: Count = Field(64, description="longest response")
-    gradient_accumulation_steps: Count = setting(affects="rounding")
+    gradient_accumulation_steps: Count = setting(..., "rounding")
     learning_rate: LearningRate
     max_grad_norm: Real = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
     eval_every: Count
-    checkpoint_every: Count = setting(affects="nothing", named=False, description="steps between checkpoints")
+    checkpoint_every: Count = setting(..., "nothing", named=False, description="steps between checkpoints")
     resume: Switch = setting(
-        False,
-        affects="nothing",
-        named=False,
-        description="go on with an unfinished run of this configuration from its last checkpoint",
+        False, "nothing", named=False, description="go on with an unfinished run of these settings"
     )
-    tracker: Literal["wandb", "trackio"] | None = setting(None, affects="nothing", named=False)
+    tracker: Literal["wandb", "trackio"] | None = setting(None, "nothing", named=False)
 
-    def rules(self) -> list[Rule]:
-        """What settings demand of each other."""
+    def rules(self) -> list[tuple[str, bool, str]]:
+        """Return what settings demand of each other: a name, whether its value is accepted, and what is accepted."""
         return []
 
     @model_validator(mode="after")
@@ -200,11 +183,6 @@ class RunSettings(BaseModel):
             lines = (f"{name}: got {getattr(self, name)}; it must be {accepted}" for name, accepted in broken)
             raise ValueError("\n".join(lines))
         return self
-
-    @property
-    def method_name(self) -> str:
-        """What a variant's name begins with."""
-        raise NotImplementedError
 
     @classmethod
     def mark(cls, name: str, mark: str) -> Any:
@@ -259,7 +237,7 @@ def make_settings(
         return config
     required = {name: getattr(config, name) for name, field in kind.model_fields.items() if field.is_required()}
     usual = kind(**{**base, **required})
-    parts = [config.method_name, *([preset] if preset != "tiny" else [])]
+    parts = [config.method, *([preset] if preset != "tiny" else [])]
     for name in dict.fromkeys([*kind.NAMED_FIRST, *kind.model_fields]):
         if kind.mark(name, "named") and getattr(config, name) != getattr(usual, name):
             parts.append(f"{name}={getattr(config, name)}")

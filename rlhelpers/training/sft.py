@@ -31,8 +31,8 @@ class SFTConfig(OfflineConfig):
     """The defaults are for the tiny model.  A batch has `batch_size` pieces of `seq_length` tokens."""
 
     method: Literal["sft"] = "sft"
-    train_data: Text = setting(affects="content", named=False, description="JSON lines with prompt and response")
-    val_data: Text = setting(affects="content", named=False, description="the same, to measure the loss on")
+    train_data: Text = setting(..., "content", named=False, description="JSON lines with prompt and response")
+    val_data: Text = setting(..., "content", named=False, description="the same, to measure the loss on")
     seq_length: Count = 128
     epochs: Count = 2
     batch_size: Count = 16
@@ -42,10 +42,6 @@ class SFTConfig(OfflineConfig):
     betas: Betas = (0.9, 0.95)
     weight_decay: Real = Field(0.0, ge=0)
     eval_every: Count = 20
-
-    @property
-    def data_files(self) -> list[Path]:
-        return [Path(self.train_data), Path(self.val_data)]
 
 
 # Of the supplement, whose data are UltraChat and SafetyLlama, for a model of 8B parameters.
