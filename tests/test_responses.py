@@ -19,7 +19,7 @@ from rlhelpers.evidence.responses import (
     grade_responses,
     read_responses,
 )
-from rlhelpers.tasks.grading import judge_answer
+from rlhelpers.tasks.grading import verify_answer
 
 REAL = paths.ROOT.parent / "shared/data/olmo2_rollouts/rollouts.jsonl.gz"
 ROW = {"prompt": "r1_zero", "question": "2+3?", "ground_truth": "5", "response": " 5 </think> <answer> 5 </answer>"}
@@ -187,7 +187,7 @@ def test_the_real_file():
 GRADED = grade_responses(MIXED[:1].assign(human=None))
 GOOD = {
     "read_responses": (read_responses, {"path": "no.jsonl", "also": []}),
-    "grade_responses": (grade_responses, {"table": MIXED, "judge": judge_answer}),
+    "grade_responses": (grade_responses, {"table": MIXED, "verify": verify_answer}),
     "category_counts": (category_counts, {"graded": GRADED}),
     "draw_examples": (draw_examples, {"graded": GRADED, "count": 1, "seed": 0}),
     "agreement": (agreement, {"rule": GRADED.in_substance, "verdicts": GRADED.human}),
@@ -199,7 +199,7 @@ ROWS = [
     Row("read_responses", "also", [*NOT_A_LIST]),
     Row("grade_responses", "table", NOT_A_TABLE),
     Row("grade_responses", "table", [TABLE], "table: got a table without prompt, question, ground_truth, response"),
-    Row("grade_responses", "judge", [None, 3, "judge"]),
+    Row("grade_responses", "verify", [None, 3, "judge"]),
     Row("category_counts", "graded", [*NOT_A_TABLE, TABLE]),
     Row("draw_examples", "graded", [*NOT_A_TABLE, TABLE]),
     Row("draw_examples", "count", NOT_WHOLE),
