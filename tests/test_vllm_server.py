@@ -71,6 +71,7 @@ def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference
     with pytest.raises(ZeroDivisionError), server:
         processes = processes_of(server._process.pid)
         assert len(processes) >= 3  # server, engine, worker
+        assert all(p.environ()["GOMP_SPINCOUNT"] == os.environ["GOMP_SPINCOUNT"] for p in processes)
         server.init_weight_sync("cpu")
         server.sync_policy_weights(policy)
         assert {p.dtype for p in policy.parameters()} == {torch.float32}
@@ -212,6 +213,7 @@ def test_nothing_is_left_of_an_engine_whose_owner_is_gone(tmp_path, ending):
         if ending == "killed":
             assert owner.stdout.readline() == "sampled\n"
             seen = {p.pid: p for p in processes_of(owner.pid)}
+            assert all(p.environ()["GOMP_SPINCOUNT"] == os.environ["GOMP_SPINCOUNT"] for p in seen.values())
             os.kill(owner.pid, signal.SIGKILL)
         else:
             while owner.poll() is None:
