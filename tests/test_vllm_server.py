@@ -23,7 +23,7 @@ from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 
-pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 pytest.importorskip("vllm")
 
 PROMPT = get_prompt("r1_zero")
