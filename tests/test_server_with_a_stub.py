@@ -138,7 +138,7 @@ def test_proxies_of_the_environment_are_not_asked(join, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     server = join()
     assert server.generate(PROMPTS, Sampling())
-    server._client.start_weight_update()  # a call of the weight transfer
+    server._client.call_workers("start_weight_update")  # a call of the weight transfer
 
 
 def test_a_server_that_was_not_started(tokenizer_of_tiny):
