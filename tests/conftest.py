@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rlhelpers import paths  # before torch, whose threads it makes wait briefly
+
+# isort: split
+
 import pytest
 import torch
 import yaml
@@ -15,7 +19,6 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
-from rlhelpers import paths
 from rlhelpers.kernels import fused_logprobs as vocabulary
 from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs

@@ -26,10 +26,10 @@ def weights(policy_and_tokenizer):
     return {name: tensor.clone() for name, tensor in policy_and_tokenizer[0].state_dict().items()}
 
 
-@pytest.fixture(
-    scope="module",
-    params=["torch", pytest.param("vllm", marks=pytest.mark.vllm), pytest.param("vllm-server", marks=pytest.mark.vllm)],
-)
+REAL = [pytest.mark.vllm, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=["torch", *(pytest.param(name, marks=REAL) for name in ("vllm", "vllm-server"))])
 def started(request, policy_and_tokenizer, one_thread, tmp_path_factory):
     if request.param != "torch":
         pytest.importorskip("vllm")
@@ -147,15 +147,13 @@ def test_no_text_ends_before_min_tokens(engine):
     assert [len(c.token_ids) for c in rollout.completions] == [64] * 8
 
 
-def test_a_prompt_that_is_too_long_is_named_and_nothing_breaks(engine):
+def test_a_prompt_that_is_too_long_is_named(engine):
     with pytest.raises(ValueError, match=r"prompt 1 has \d+ tokens; with max_tokens=64 it must fit .* context of 2048"):
         engine.generate([PROMPTS[0], PROMPTS[0] * 40], Sampling())
     assert len(engine.generate(PROMPTS[:1], Sampling(max_tokens=2))) == 1
 
 
-def test_new_weights_are_in_effect_and_old_keys_and_values_are_not(
-    engine, policy_and_tokenizer, weights, largest_difference
-):
+def test_new_weights_are_in_effect_and_old_keys_are_not(engine, policy_and_tokenizer, weights, largest_difference):
     """The same prompts before and after, so that the engine's cache holds keys and values of the old weights."""
     policy, tokenizer = policy_and_tokenizer
     sampling = Sampling(n=4, max_tokens=24, seed=8)

@@ -7,8 +7,8 @@ from transformers import Olmo2Config, Olmo2ForCausalLM
 from rlhelpers import models
 from rlhelpers.models import load_policy
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
-from rlhelpers.rollouts.group_cache import GroupCache
-from rlhelpers.rollouts.torch_engine import PlainCache, can_group, tokens_with
+from rlhelpers.rollouts.group_cache import GroupCache, PlainCache
+from rlhelpers.rollouts.torch_engine import can_group, tokens_with
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

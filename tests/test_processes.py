@@ -87,7 +87,7 @@ def family(text: str) -> list[int]:
 
 
 @slow
-def test_output_lands_in_the_log_and_the_environment_is_added_to(start, log, monkeypatch):
+def test_output_lands_in_the_log(start, log, monkeypatch):
     monkeypatch.setenv("INHERITED", "from here")
     script = "import os, sys; print(os.environ['INHERITED']); print(os.environ['GIVEN'], file=sys.stderr); sys.exit(3)"
     server = start(script, GIVEN="for the server")

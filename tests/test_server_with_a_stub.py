@@ -138,7 +138,7 @@ def test_proxies_of_the_environment_are_not_asked(join, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     server = join()
     assert server.generate(PROMPTS, Sampling())
-    server._client.start_weight_update()  # a call of the weight transfer
+    server._client.call_workers("start_weight_update")  # a call of the weight transfer
 
 
 def test_a_server_that_was_not_started(tokenizer_of_tiny):
@@ -368,8 +368,10 @@ def test_a_server_that_does_not_forget_is_of_no_use(join, stub, tiny_gpt2):
 
 
 @pytest.mark.slow
-def test_our_own_server_runs_until_it_is_stopped(launch, tmp_path):
-    server = launch(f"import os; print('owner', os.environ['{OWNER}']); import stub_vllm; stub_vllm.main()")
+def test_our_own_server_runs_until_it_is_stopped(launch, tmp_path, monkeypatch):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "1000")  # as the package does
+    shown = f"print('owner', os.environ['{OWNER}'], os.environ['GOMP_SPINCOUNT'])"
+    server = launch(f"import os; {shown}; import stub_vllm; stub_vllm.main()")
     with pytest.raises(ZeroDivisionError), server:
         process = server._process.pid
         assert is_alive(process) and len(server.generate(PROMPTS, Sampling(n=2))) == 3
@@ -377,7 +379,7 @@ def test_our_own_server_runs_until_it_is_stopped(launch, tmp_path):
     wait_until(lambda: not is_alive(process))
     server.stop()
     log = (tmp_path / "server.log").read_text(encoding="utf-8")
-    assert f"owner {os.getpid()}" in log and "--dtype auto --seed 0 --max-model-len 2048" in log
+    assert f"owner {os.getpid()} 1000" in log and "--dtype auto --seed 0 --max-model-len 2048" in log
 
 
 @pytest.mark.slow

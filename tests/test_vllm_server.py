@@ -23,7 +23,7 @@ from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training import loop
 from rlhelpers.training.config import make_config
 
-pytestmark = [pytest.mark.vllm, pytest.mark.usefixtures("one_thread")]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 pytest.importorskip("vllm")
 
 PROMPT = get_prompt("r1_zero")
@@ -53,6 +53,16 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.fixture
+def environments(monkeypatch):
+    """Those of vLLM's processes can be read: without it, setproctitle writes their titles over them."""
+    monkeypatch.setenv("SPT_NOENV", "1")
+
+
+def waits_briefly(process: psutil.Process) -> bool:
+    return process.environ().get("GOMP_SPINCOUNT") == os.environ["GOMP_SPINCOUNT"]
+
+
 def wait_until_gone(processes: list[psutil.Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while alive(processes) and time.monotonic() < deadline:
@@ -60,7 +70,7 @@ def wait_until_gone(processes: list[psutil.Process], seconds: float) -> None:
     assert not alive(processes)
 
 
-def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference):
+def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference, environments):
     """On a model with tied embeddings, a float32 policy and a bf16 server; then an exception in the middle."""
     policy = AutoModelForCausalLM.from_pretrained(tied).eval()
     names = [name for name, _ in policy.named_parameters()]
@@ -71,6 +81,7 @@ def test_a_script_written_for_the_course_runs(tied, tmp_path, largest_difference
     with pytest.raises(ZeroDivisionError), server:
         processes = processes_of(server._process.pid)
         assert len(processes) >= 3  # server, engine, worker
+        assert all(map(waits_briefly, processes))
         server.init_weight_sync("cpu")
         server.sync_policy_weights(policy)
         assert {p.dtype for p in policy.parameters()} == {torch.float32}
@@ -196,7 +207,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("ending", ["killed", "raise"])
-def test_nothing_is_left_of_an_engine_whose_owner_is_gone(tmp_path, ending):
+def test_nothing_is_left_of_an_engine_whose_owner_is_gone(tmp_path, ending, environments):
     """Killed, as a kernel is when it is restarted, or ended by an exception."""
     script = tmp_path / "owner.py"
     script.write_text(OWNER, encoding="utf-8")
@@ -212,6 +223,7 @@ def test_nothing_is_left_of_an_engine_whose_owner_is_gone(tmp_path, ending):
         if ending == "killed":
             assert owner.stdout.readline() == "sampled\n"
             seen = {p.pid: p for p in processes_of(owner.pid)}
+            assert all(map(waits_briefly, seen.values()))
             os.kill(owner.pid, signal.SIGKILL)
         else:
             while owner.poll() is None:

@@ -61,13 +61,13 @@ def weight_sync(request, monkeypatch):
     return module
 
 
-def transfer(weight_sync, monkeypatch, trainer, client=None, is_dead=lambda: False):
+def transfer(weight_sync, monkeypatch, trainer, call_workers=None, is_dead=lambda: False):
     """A connection whose transfer is this trainer, or a function that makes one from vLLM's arguments."""
     make = trainer if callable(trainer) else lambda info, client, source: trainer
     factory = weight_sync.WeightTransferTrainerFactory
     monkeypatch.setattr(factory, "trainer_init", staticmethod(make))
     monkeypatch.setattr(weight_sync, "_init_info", lambda backend: None)
-    return weight_sync.WeightSync("shared_memory", client, "cpu", is_dead)
+    return weight_sync.WeightSync("shared_memory", call_workers, "cpu", is_dead)
 
 
 class BlockedTrainer:
@@ -125,7 +125,7 @@ def test_a_refused_connection_is_told_with_the_remedy_at_once(weight_sync, monke
 
     message = "already initialized; if it still holds the way of an earlier trainer, start the server again"
     with pytest.raises(EngineDeadError, match=rf"no way for weights to http://127.0.0.1:9: .*{message}"):
-        transfer(weight_sync, monkeypatch, trainer_init, Client("http://127.0.0.1:9"))
+        transfer(weight_sync, monkeypatch, trainer_init, Client("http://127.0.0.1:9").call_workers)
     forever.set()
 
 
@@ -170,14 +170,15 @@ def test_the_file_in_shared_memory_is_there_while_it_is_loaded(weight_sync, tmp_
     monkeypatch.setattr(weight_sync, "MEMORY", tmp_path)
     told = []
 
-    class Client:
-        def __getattr__(self, name):
-            return lambda *arguments: told.append((name, *(Path(info["path"]).exists() for info in arguments if info)))
+    def call_workers(method, **given):
+        told.append((method, *(Path(info["path"]).exists() for info in given.values() if info)))
 
     source = weight_sync.PolicyWeights()
     source.policy = tiny_gpt2(torch.float32)
     info = weight_sync.SharedMemoryInitInfo(rank=0)
-    weight_sync.SharedMemoryTrainer.trainer_init(info, client=Client(), source=source).send_weights()
+    weight_sync.SharedMemoryTrainer.trainer_init(
+        info, client=weight_sync._Client(call_workers), source=source
+    ).send_weights()
     names = ["init_weight_transfer_engine", "start_weight_update", "update_weights", "finish_weight_update"]
     assert told == [(names[0],), (names[1],), (names[2], True), (names[3],)]
     assert not list(tmp_path.iterdir())

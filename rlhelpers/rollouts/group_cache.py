@@ -1,4 +1,4 @@
-"""Keys and values of groups of growing responses, without copies.
+"""Keys and values of groups of growing responses, without copies; and with copies, for models that cannot share them.
 
 Prompts made with one template begin alike, and the rows of a group have one prompt.  So all rows attend to one copy of
 the common beginning, and the rows of a group to one copy of the rest of their prompt.  A new token is written into
@@ -6,7 +6,7 @@ room that was allocated beforehand, so the cache is not copied when it grows.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -27,33 +27,16 @@ class GroupCache:
         """
         cache, common = DynamicCache(config=model.config), common_beginning([ids[:-1] for ids in prompt_ids])
         if common:
-            self._read(model, torch.tensor([prompt_ids[0][:common]]), torch.ones(1, common, dtype=torch.bool), cache)
+            _read(model, torch.tensor([prompt_ids[0][:common]]), torch.ones(1, common, dtype=torch.bool), cache)
             cache.batch_repeat_interleave(len(prompt_ids))
-        rest = [list(ids[common:]) for ids in prompt_ids]
-        width = max(len(ids) for ids in rest)
-        # Padded on the left, so that all prompts end together.
-        input_ids = torch.tensor([[pad_id] * (width - len(ids)) + ids for ids in rest])
-        is_token = torch.tensor([[False] * (width - len(ids)) + [True] * len(ids) for ids in rest])
-        seen = torch.cat([is_token.new_ones(len(rest), common), is_token], dim=1)
-        self.logits = self._read(model, input_ids, seen, cache).repeat_interleave(n, dim=0)
+        input_ids, is_token = _pad_left([ids[common:] for ids in prompt_ids], pad_id)
+        seen = torch.cat([is_token.new_ones(len(is_token), common), is_token], dim=1)
+        self.logits = _read(model, input_ids, seen, cache).repeat_interleave(n, dim=0)
         self.positions = seen.sum(dim=1).repeat_interleave(n).to(model.device)  # of the next token
         keys = cache.layers[0].keys
         hidden_padding = torch.zeros(is_token.shape).masked_fill(~is_token, -torch.inf).to(keys)
         self.hidden_padding = hidden_padding[:, None].repeat(keys.shape[1], 1, 1, 1)  # (heads, U, 1, width)
         self.layers = [_Layer(layer, common, n, room) for layer in cache.layers]
-
-    def _read(self, model: PreTrainedModel, input_ids: Tensor, seen: Tensor, cache: DynamicCache) -> Tensor:
-        """Add tokens to the cache; return the logits after the last ones, (prompts, vocabulary) float32."""
-        positions = (seen.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-        outputs = model(
-            input_ids=input_ids.to(model.device),
-            attention_mask=seen.long().to(model.device),
-            position_ids=positions.to(model.device),
-            use_cache=True,
-            logits_to_keep=1,
-            **{cache_argument(model): cache},
-        )
-        return outputs.logits[:, -1].float()
 
     @contextmanager
     def growing(self, model: PreTrainedModel) -> Iterator[None]:
@@ -82,6 +65,52 @@ class GroupCache:
         self.positions, self.hidden_padding = self.positions[rows], self.hidden_padding[:, groups]
         for layer in self.layers:
             layer.keep(groups, rows)
+
+
+class PlainCache:
+    """GroupCache for any model: each row has its own copy of the prompt, and the cache grows by copying."""
+
+    def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], n: int, room: int, pad_id: int):
+        input_ids, is_token = _pad_left(prompt_ids, pad_id)
+        self.cache = DynamicCache(config=model.config)
+        self.logits = _read(model, input_ids, is_token, self.cache).repeat_interleave(n, dim=0)
+        self.seen = is_token.repeat_interleave(n, dim=0).to(model.device)
+        self.cache.batch_repeat_interleave(n)
+
+    def growing(self, model: PreTrainedModel) -> AbstractContextManager:
+        return nullcontext()
+
+    def advance(self, model: PreTrainedModel, tokens: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, self.seen.new_ones(len(tokens), 1)], dim=1)
+        return _read(model, tokens[:, None], self.seen, self.cache)
+
+    def keep(self, groups: Tensor, rows: Tensor) -> None:
+        self.cache.batch_select_indices(rows)
+        self.seen = self.seen[rows]
+
+
+def _pad_left(prompt_ids: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor]:
+    """Return ids and is_token, (prompts, width): padded on the left, so that all prompts end together."""
+    width = max(len(ids) for ids in prompt_ids)
+    input_ids = torch.tensor([[pad_id] * (width - len(ids)) + list(ids) for ids in prompt_ids])
+    return input_ids, torch.tensor([[False] * (width - len(ids)) + [True] * len(ids) for ids in prompt_ids])
+
+
+def _read(model: PreTrainedModel, input_ids: Tensor, seen: Tensor, cache: DynamicCache) -> Tensor:
+    """Add tokens to the cache; return the logits after the last ones, (prompts, vocabulary) float32.
+
+    seen (prompts, tokens so far) bool: False where a token is padding.
+    """
+    positions = (seen.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+    outputs = model(
+        input_ids=input_ids.to(model.device),
+        attention_mask=seen.long().to(model.device),
+        position_ids=positions.to(model.device),
+        use_cache=True,
+        logits_to_keep=1,
+        **{cache_argument(model): cache},
+    )
+    return outputs.logits[:, -1].float()
 
 
 class _Layer(DynamicLayer):

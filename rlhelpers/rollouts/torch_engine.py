@@ -8,7 +8,6 @@ else that makes a server; see the vLLM engines for those.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlhelpers.checks import check_has, check_kind, check_whole
-from rlhelpers.models import cache_argument, can_share, eval_mode
+from rlhelpers.models import can_share, eval_mode
 from rlhelpers.rollouts.engine import Completion, Rollout, Sampling, encode_prompts, end_of_text_ids
 
 if TYPE_CHECKING:  # transformers takes seconds to import
@@ -73,7 +72,7 @@ class TorchEngine:
 
     def _sample(self, prompt_ids: list[list[int]], uniforms: Tensor, sampling: Sampling) -> list[Completion]:
         """Return the completions of one chunk, those of one prompt side by side."""
-        from rlhelpers.rollouts.group_cache import GroupCache  # here, because it imports transformers
+        from rlhelpers.rollouts.group_cache import GroupCache, PlainCache  # here, because it imports transformers
 
         make_cache = GroupCache if can_group(self.model) else PlainCache
         pad_id = self.eos_ids[0] if self.eos_ids else 0
@@ -175,45 +174,6 @@ def tokens_with(tokenizer: PreTrainedTokenizerBase, sign: str, vocabulary: int) 
 def can_group(model: PreTrainedModel) -> bool:
     """Return whether the rows of a group can share their prompt's keys and values while they grow."""
     return can_share(model) and model._can_set_attn_implementation()
-
-
-class PlainCache:
-    """GroupCache for any model: each row has its own copy of the prompt, and the cache grows by copying."""
-
-    def __init__(self, model: PreTrainedModel, prompt_ids: Sequence[Sequence[int]], n: int, room: int, pad_id: int):
-        from transformers import DynamicCache
-
-        width = max(len(ids) for ids in prompt_ids)
-        input_ids = torch.tensor([[pad_id] * (width - len(ids)) + list(ids) for ids in prompt_ids], device=model.device)
-        lengths = torch.tensor([len(ids) for ids in prompt_ids], device=model.device)
-        self.cache = DynamicCache(config=model.config)
-        self.mask = torch.zeros(len(prompt_ids), 0, dtype=torch.long, device=model.device)
-        self.logits = self._read(model, input_ids, torch.arange(width, device=model.device) >= width - lengths[:, None])
-        self.logits, self.mask = self.logits.repeat_interleave(n, dim=0), self.mask.repeat_interleave(n, dim=0)
-        self.cache.batch_repeat_interleave(n)
-
-    def growing(self, model: PreTrainedModel) -> AbstractContextManager:
-        return nullcontext()
-
-    def advance(self, model: PreTrainedModel, tokens: Tensor) -> Tensor:
-        return self._read(model, tokens[:, None], torch.ones_like(tokens[:, None]))
-
-    def _read(self, model: PreTrainedModel, input_ids: Tensor, mask: Tensor) -> Tensor:
-        self.mask = torch.cat([self.mask, mask.long()], dim=1)
-        positions = (self.mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
-        outputs = model(
-            input_ids=input_ids,
-            attention_mask=self.mask,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-            **{cache_argument(model): self.cache},
-        )
-        return outputs.logits[:, -1].float()
-
-    def keep(self, groups: Tensor, rows: Tensor) -> None:
-        self.cache.batch_select_indices(rows)
-        self.mask = self.mask[rows]
 
 
 def draw_tokens(

@@ -70,23 +70,15 @@ class VLLMClient:
         finally:  # after an error or an interrupt, do not wait for the rest
             pool.shutdown(wait=False, cancel_futures=True)
 
-    # The four calls of vLLM's weight transfer.
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    def call_workers(self, method: str, **given: Any) -> None:
+        """Make one of the four calls of vLLM's weight transfer; see `weight_sync`."""
         try:
-            self._post("/init_weight_transfer_engine", {"init_info": init_info})
+            self._post(f"/{method}", given or None)
         except (ValueError, EngineDeadError) as error:
+            if method != "init_weight_transfer_engine":
+                raise
             remedy = "if it still holds the way of an earlier trainer, start the server again"
             raise EngineDeadError(f"no way for weights to {self.base_url}: {error}; {remedy}") from error
-
-    def start_weight_update(self) -> None:
-        self._post("/start_weight_update")
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        self._post("/update_weights", {"update_info": update_info})
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self._post("/finish_weight_update")
 
     def close(self) -> None:
         self._http.close()

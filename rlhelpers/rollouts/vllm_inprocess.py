@@ -118,6 +118,9 @@ class VLLMEngine:
         with engine_errors():
             return with_timeout(action, seconds, self._is_dead)
 
+    def _call_workers(self, method: str, **given: Any) -> None:
+        self.llm.collective_rpc(method, kwargs=given)
+
     def _is_dead(self) -> bool:
         return self.llm is None or self.llm.llm_engine.engine_core.resources.engine_dead
 
@@ -148,31 +151,12 @@ class VLLMEngine:
             atexit.register(self.close)  # before multiprocessing's own exit, which waits for the engine to end
             try:
                 self.llm = LLM(**arguments, enable_sleep_mode=self.sleep_level > 0)
-                self.weights = WeightSync(backend, _Client(self.llm), device, self._is_dead)
+                self.weights = WeightSync(backend, self._call_workers, device, self._is_dead)
             except BaseException as error:
                 self.close()
                 if isinstance(error, Exception):
                     raise RuntimeError(f"vLLM did not start: {error}; see the end of {self.log}") from error
                 raise
-
-
-class _Client:
-    """The four calls of a weight transfer, to the workers of an `LLM`."""
-
-    def __init__(self, llm):
-        self.llm = llm
-
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        self.llm.collective_rpc("init_weight_transfer_engine", args=(init_info,))
-
-    def start_weight_update(self) -> None:
-        self.llm.collective_rpc("start_weight_update")
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        self.llm.collective_rpc("update_weights", args=(update_info,))
-
-    def finish_weight_update(self, weight_version: str | None = None) -> None:
-        self.llm.collective_rpc("finish_weight_update")
 
 
 def _completion(output):

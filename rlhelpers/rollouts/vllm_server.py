@@ -193,7 +193,7 @@ class VLLMServer:
         with output_to(self.log):  # vLLM prints in this process too
             from rlhelpers.rollouts.weight_sync import WeightSync
 
-            self._weights = WeightSync(self.weight_backend, self._running(), policy_device, self._is_dead)
+            self._weights = WeightSync(self.weight_backend, self._running().call_workers, policy_device, self._is_dead)
 
     def sync_policy_weights(self, policy: PreTrainedModel) -> None:
         """Sample from these weights from now on; forget keys and values of the old ones."""

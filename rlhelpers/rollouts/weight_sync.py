@@ -45,15 +45,16 @@ MEMORY = Path("/dev/shm") if Path("/dev/shm").is_dir() else None
 class WeightSync:
     """The connection from this trainer to one vLLM engine.
 
-    `backend`: "nccl" between two GPUs, "ipc" on one, "shared_memory" on the CPU.  `client`: carries the calls to the
-    engine.  `device`: the policy's.  Raises EngineDeadError when the engine does not answer in time, or `is_dead`.
+    `backend`: "nccl" between two GPUs, "ipc" on one, "shared_memory" on the CPU.  `call_workers`: calls a method of the
+    engine's workers by its name, with named arguments.  `device`: the policy's.  Raises EngineDeadError when the engine
+    does not answer in time, or `is_dead`.
     """
 
     def __init__(
-        self, backend: str, client: VLLMWeightSyncClient, device: torch.device | str, is_dead: Callable[[], bool]
+        self, backend: str, call_workers: Callable[..., None], device: torch.device | str, is_dead: Callable[[], bool]
     ):
         register_shared_memory()
-        self.source, self.device, client = PolicyWeights(), torch.device(device), _Client(client)
+        self.source, self.device, client = PolicyWeights(), torch.device(device), _Client(call_workers)
         self.is_dead = lambda: client.is_refused() or is_dead()
         info = _init_info(backend)
         with environment(loopback_environment()):
@@ -86,26 +87,29 @@ class WeightSync:
 
 
 class _Client:
-    """Records a failed handshake, so that we fail now and not after the rendezvous timeout.
+    """vLLM's four calls.  Records a failed handshake, so that we fail now and not after the rendezvous timeout.
 
     vLLM's trainer asks the engine in a side thread, and waits minutes for a rendezvous before it looks at the answer.
     """
 
-    def __init__(self, client: VLLMWeightSyncClient):
-        self._client, self._refusal = client, None
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._client, name)
+    def __init__(self, call_workers: Callable[..., None]):
+        self._call, self._refusal = call_workers, None
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         try:
-            self._client.init_weight_transfer_engine(init_info)
+            self._call("init_weight_transfer_engine", init_info=init_info)
         except Exception as error:
             self._refusal = error
             raise
 
+    def start_weight_update(self) -> None:
+        self._call("start_weight_update")
+
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        self._client.update_weights(_json_safe_update_payload(update_info))  # CUDA's handles are no JSON
+        self._call("update_weights", update_info=_json_safe_update_payload(update_info))  # CUDA's handles are no JSON
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._call("finish_weight_update")
 
     def is_refused(self) -> bool:
         """Return False, or raise the refusal."""
