@@ -52,6 +52,8 @@ def test_a_worker_that_dies_takes_no_other_run_along(some_runs, capsys):
     output = capsys.readouterr().out
     assert "killed  made_up seed=1  its worker died: OSError: no space left\n  log: " in output
     assert output.splitlines()[-1] == "3 complete, 1 killed"
+    [record] = (paths.RUNS / "sweeps").glob("*/*.json")
+    assert json.loads(record.read_text(encoding="utf-8"))["state"] == "killed"
 
 
 @pytest.mark.parametrize(("number", "most"), [(1, 1), (3, 3), (9, 4)])
@@ -442,6 +444,20 @@ def test_on_ray_it_stops_cleanly(tmp_path, ray_cluster, notebook):
     assert status == INTERRUPTED, output
     assert output.splitlines()[-1] == "2 stopped, 1 not started"
     assert not [p for p in psutil.process_iter() if str(tmp_path) in " ".join(_command(p))]
+
+
+@pytest.mark.slow
+def test_on_ray_what_waits_for_room_stops_too(tmp_path, ray_cluster, notebook):
+    import ray
+
+    others = ray.remote(num_cpus=3)(time.sleep).remote(300)
+    process = run_command(tmp_path, notebook, "--engine", "ray", RAY_ADDRESS=ray_cluster)
+    wait_until(lambda: list(tmp_path.glob("data/runs/sweeps/*")))
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    status, output = finish(process, seconds=60)
+    ray.cancel(others, force=True)
+    assert status == INTERRUPTED and output.splitlines()[-1] == "1 not started", output
 
 
 def test_without_ray_it_says_what_to_install(roots, monkeypatch, capsys):

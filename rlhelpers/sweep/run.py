@@ -117,15 +117,16 @@ def execute(run: Run, sweep: Sweep) -> tuple[str, str]:
             if run.folder and run.is_trained():
                 outcome = COMPLETE, "by another process, meanwhile"
             else:
-                _note(run, sweep, RUNNING)
+                note(run, sweep, RUNNING)
                 outcome = _execute(run, sweep)
     except Timeout:
         outcome = BUSY, ""
-    _note(run, sweep, *outcome)
+    note(run, sweep, *outcome)
     return outcome
 
 
-def _note(run: Run, sweep: Sweep, state: str, detail: str = "") -> None:
+def note(run: Run, sweep: Sweep, state: str, detail: str = "") -> None:
+    """Write the record of a run."""
     facts = {"run": run.output.stem, "state": state, "detail": detail, "time": _now()}
     write_atomically(sweep.record(run), json.dumps(facts | {"machine": socket.gethostname(), "pid": os.getpid()}))
 

@@ -4,13 +4,13 @@ A run is a process of its own, so a thread for each is enough here: it starts th
 and waits.
 """
 
+import contextlib
 import json
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
 from multiprocessing.pool import AsyncResult, ThreadPool  # its threads end with the process, also while they wait
 from pathlib import Path
@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rlhelpers import paths
-from rlhelpers.sweep.run import BUSY, COMPLETE, FAILED, KILLED, RUNNING, STOPPED, WAITING, Run, Sweep, execute
+from rlhelpers.sweep.run import BUSY, COMPLETE, FAILED, KILLED, RUNNING, STOPPED, WAITING, Run, Sweep, execute, note
 
 INTERRUPTED = 130  # exit status of what Ctrl-C ended
 SECONDS = 0.5  # between two looks
@@ -97,7 +97,7 @@ def sweep(runs: Sequence[Run], workers: Workers, resume: bool = False) -> int:
     folder.mkdir(parents=True)
     shared = Sweep(folder, resume, os.getcwd(), environment)
     with _stopped_by_signals(shared.stop), ThreadPool(number) as pool, _board(runs) as show:
-        results = [(run, pool.apply_async(workers.execute, (run, shared))) for run in left]
+        results = [(run, pool.apply_async(_attempt, (workers.execute, run, shared))) for run in left]
         _watch(results, shared, show)
     is_stopped = shared.stop.exists()
     for run in left:
@@ -111,7 +111,7 @@ def sweep(runs: Sequence[Run], workers: Workers, resume: bool = False) -> int:
     return INTERRUPTED if is_stopped else int(any(run.state != COMPLETE for run in runs))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _stopped_by_signals(stop: Path) -> Iterator[None]:
     """The first SIGINT or SIGTERM makes the runs stop and close; another one ends the sweep at once.
 
@@ -131,6 +131,16 @@ def _stopped_by_signals(stop: Path) -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _attempt(execute: Callable[[Run, Sweep], tuple[str, str]], run: Run, shared: Sweep) -> tuple[str, str]:
+    try:
+        return execute(run, shared)
+    except Exception as error:  # a machine of the cluster is gone, a disk is full
+        outcome = KILLED, f"its worker died: {type(error).__name__}: {' '.join(f'{error}'.split())[:300]}"
+        with contextlib.suppress(OSError):
+            note(run, shared, *outcome)
+        return outcome
+
+
 def _watch(results: Sequence[tuple[Run, AsyncResult]], shared: Sweep, show: Callable[[], None]) -> None:
     """Keep the states up to date, and show them, until all runs have ended."""
     is_told = False
@@ -144,15 +154,11 @@ def _watch(results: Sequence[tuple[Run, AsyncResult]], shared: Sweep, show: Call
 
 
 def _has_ended(run: Run, result: AsyncResult, shared: Sweep) -> bool:
-    if result.ready():
-        try:
-            run.state, run.detail = result.get()
-        except Exception as error:  # a machine of the cluster is gone, a disk is full
-            run.state, run.detail = KILLED, f"its worker died: {type(error).__name__}: {error}"
-        return True
-    if shared.record(run).exists():
+    if has_ended := result.ready():
+        run.state, run.detail = result.get()
+    elif shared.record(run).exists():
         run.state, run.detail = RUNNING, _progress(run)
-    return False
+    return has_ended
 
 
 def _progress(run: Run) -> str:
@@ -164,7 +170,7 @@ def _progress(run: Run) -> str:
         return ""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _board(runs: Sequence[Run]) -> Iterator[Callable[[], None]]:
     """Yield what shows the runs: a table that is kept up to date in a terminal, else a line for each change."""
     console = Console()
