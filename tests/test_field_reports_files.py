@@ -1,5 +1,5 @@
 """What people met with nbval, progress bars, processes and files of runs, one test for each report, under the report's
-number; the rest of group D is in test_field_reports_notebooks.py, whose last test looks for all of them."""
+number; the rest of group D stands in their modules' files."""
 
 import io
 import json

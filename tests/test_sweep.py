@@ -450,7 +450,7 @@ def test_on_ray_it_stops_cleanly(tmp_path, ray_cluster, notebook):
 def test_on_ray_what_waits_for_room_stops_too(tmp_path, ray_cluster, notebook):
     import ray
 
-    others = ray.remote(num_cpus=3)(time.sleep).remote(300)
+    others = ray.remote(num_cpus=3)(lambda: time.sleep(300)).remote()
     process = run_command(tmp_path, notebook, "--engine", "ray", RAY_ADDRESS=ray_cluster)
     wait_until(lambda: list(tmp_path.glob("data/runs/sweeps/*")))
     time.sleep(2)
