@@ -139,7 +139,7 @@ def test_a_run_that_somebody_has_open_is_busy_elsewhere(roots):
         assert plan(GRPO, seed="1")[0].detail == "busy elsewhere"
 
 
-def test_an_own_estimator_is_another_run_when_its_function_is_another(roots, tmp_path):
+def test_another_function_makes_another_run(roots, tmp_path):
     """Notebook 07 makes its row in its cells; they are run, without the training."""
     own = paths.ROOT / "notebooks/07_your_own_estimator.ipynb"
     [run] = plan(own)

@@ -171,7 +171,7 @@ def test_an_estimator_without_a_group_takes_groups_of_one():
         ({"max_tokens": 2048}, "max_tokens: got 2048; accepted are fewer than the 2048 tokens of the context"),
     ],
 )
-def test_a_notebook_finds_what_is_not_there_before_anything_is_made(roots, settings, message):
+def test_what_is_not_there_is_found_before_anything_is_made(roots, settings, message):
     with pytest.raises(ValueError, match=message):
         configurations.configuration(paths.ROOT / "notebooks/04_grpo.ipynb", settings)
     assert not roots[0].exists()
@@ -219,7 +219,7 @@ def test_of_a_name_on_the_hub_is_asked_whether_it_is_there(monkeypatch, answer):
         check_model("tinny", 8)
 
 
-def test_of_a_model_that_is_one_commit_that_commit_is_looked_for_in_the_cache(monkeypatch, tmp_path):
+def test_of_a_pinned_model_its_commit_is_looked_for(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     from rlhelpers.models import REVISIONS

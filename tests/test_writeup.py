@@ -33,7 +33,7 @@ def test_the_handouts_problems_and_points():
     assert len(writeup.POINTS) == 28 and sum(writeup.POINTS.values()) == 90
 
 
-def test_each_problem_stands_in_a_chapter_and_its_link_leads_there():
+def test_each_problem_stands_where_its_link_leads():
     places = writeup.places()
     assert list(places)[: len(writeup.POINTS)] == list(writeup.POINTS)
     for problem in writeup.POINTS:
