@@ -90,12 +90,9 @@ def sweep(runs: Sequence[Run], workers: Workers, resume: bool = False) -> int:
     """
     left = [run for run in runs if run.state != COMPLETE]
     number = max(1, min(workers.number, len(left)))
-    environment = {name: value for name, value in os.environ.items() if name.startswith("RLHELPERS_")}
-    if workers.share_cores and number > 1 and "OMP_NUM_THREADS" not in os.environ:
-        environment["OMP_NUM_THREADS"] = str(max(1, joblib.cpu_count() // number))
     folder = paths.RUNS / "sweeps" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"
     folder.mkdir(parents=True)
-    shared = Sweep(folder, resume, os.getcwd(), environment)
+    shared = Sweep(folder, resume, os.getcwd(), _environment(workers, number))
     with _stopped_by_signals(shared.stop), ThreadPool(number) as pool, _board(runs) as show:
         results = [(run, pool.apply_async(_attempt, (workers.execute, run, shared))) for run in left]
         _watch(results, shared, show)
@@ -109,6 +106,14 @@ def sweep(runs: Sequence[Run], workers: Workers, resume: bool = False) -> int:
             run.detail += f"\n  log: {run.log}"
     print("\n".join([*as_lines([run for run in runs if run.state != COMPLETE]), counts(runs)]), flush=True)
     return INTERRUPTED if is_stopped else int(any(run.state != COMPLETE for run in runs))
+
+
+def _environment(workers: Workers, number: int) -> dict[str, str]:
+    """What the runs need of it, wherever they work."""
+    environment = {name: value for name, value in os.environ.items() if name.startswith("RLHELPERS_")}
+    if workers.share_cores and number > 1 and "OMP_NUM_THREADS" not in os.environ:
+        environment["OMP_NUM_THREADS"] = str(max(1, joblib.cpu_count() // number))
+    return environment
 
 
 @contextlib.contextmanager
