@@ -59,27 +59,23 @@ def sweep(options: argparse.Namespace) -> int:
     import joblib
     import torch
 
-    from rlhelpers.sweep import grid, parallel, plan
-    from rlhelpers.sweep.board import as_lines, counts
+    from rlhelpers.sweep import grid, plan, workers
 
     pairs = [_values(text) for text in options.parameters]
     pairs += [] if options.seeds is None else [("seed", options.seeds)]
     _only_once([name for name, _ in pairs], "with commas between the values")
     if options.gpus_per_run is not None and options.engine != "ray":
         raise ValueError("gpus_per_run: only with --engine ray, which gives every run GPUs of its own")
-    given = dict(pairs)
-    grids = grid.read(Path(options.what), given)
-    entries, remarks = plan.make_plan(grids, plan.plan, plan.look)
-    rows = plan.rows_of_plan(entries, options.resume)
+    runs, remarks = plan.make_plan(grid.read(Path(options.what), dict(pairs)), options.resume)
     if options.dry_run:
-        print("\n".join([as_lines(rows), *remarks, counts(rows)]))
+        print("\n".join([*workers.as_lines(runs), *remarks, workers.counts(runs)]))
         return 0
-    print(counts(rows), flush=True)
+    print(workers.counts(runs), flush=True)
     if options.engine == "ray":
-        workers = parallel.on_ray(options.jobs, options.gpus_per_run or 0)
+        some = workers.on_ray(options.jobs, options.gpus_per_run or 0)
     else:  # on a GPU one after the other: nobody knows whether two fit
-        workers = parallel.on_this_machine(options.jobs or (1 if torch.cuda.is_available() else joblib.cpu_count()))
-    return sweep.sweep(entries, workers, options.resume)
+        some = workers.on_this_machine(options.jobs or (1 if torch.cuda.is_available() else joblib.cpu_count()))
+    return workers.sweep(runs, some, options.resume)
 
 
 def _only_once(names: Sequence[str], how: str) -> None:

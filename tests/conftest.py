@@ -119,6 +119,12 @@ def naive_token_losses():
 
 
 @pytest.fixture
+def no_quick(monkeypatch):
+    """Runs as long as they say, also where CI asks for short ones."""
+    monkeypatch.delenv("RLHELPERS_QUICK", raising=False)
+
+
+@pytest.fixture
 def roots(tmp_path, monkeypatch):
     """The folders of the reader's runs and of the committed ones, both empty."""
     monkeypatch.setattr(paths, "RUNS", tmp_path / "runs")

@@ -23,7 +23,7 @@ WITHOUT_A_ROW = {
     "RolloutEngine": "a protocol: nothing to call",
     "house_style": "takes nothing",
     "counted": "writes whatever number it is given",
-    "between": "a kind of settings; test_bad_parameters feeds them",
+    "between": "a kind of settings; test_settings feeds them",
     **dict.fromkeys(["make_sft_config", "make_dpo_config", "hold_out", "losses_of"], "see test_offline and test_dpo"),
     **dict.fromkeys(["PackedSFTDataset", "iterate_batches"], "see test_sft"),
     **dict.fromkeys(["load_pairs", "pair_solutions", "write_pairs"], "see test_preference_pairs"),
@@ -33,9 +33,9 @@ WITHOUT_A_ROW = {
     "read_report": "see test_benchmark_report",
     "compute_dpo_losses": "see test_preferences",
     **dict.fromkeys(["flatten", "rows_to_read"], "called with what an engine has given"),
-    "check_inputs": "test_bad_parameters feeds it",
-    "check_model": "test_bad_parameters feeds it",
-    "check_task": "test_bad_parameters feeds it",
+    "check_inputs": "test_settings feeds it",
+    "check_model": "test_settings feeds it",
+    "check_task": "test_settings feeds it",
     "group_mean": "a cell of the table of estimators, called with what _grouped has checked",
 }
 

@@ -30,6 +30,7 @@ def test_every_parameter_is_explained():
     assert all("  # " in line and ": " in line for line in source.splitlines()[1:])
 
 
+@pytest.mark.slow
 def test_exercises_not_written_leave_the_rest_running(run, tmp_path):
     """As in the exercise edition; and the task is one whose verdict is its own."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
@@ -45,6 +46,7 @@ def test_exercises_not_written_leave_the_rest_running(run, tmp_path):
     assert (tmp_path / "data/runs/01_prompting_baselines/categories.png").is_file()
 
 
+@pytest.mark.slow
 def test_a_file_of_responses_with_verdicts(run, tmp_path):
     row = {"question": "2+3?", "ground_truth": "5", "run": "mine"}
     rows = [
@@ -64,6 +66,7 @@ def test_a_file_of_responses_with_verdicts(run, tmp_path):
     assert "the same seed" not in printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,9 +1,14 @@
 """Notebooks as software: their form, and what 04 does with good and bad parameters."""
 
+import ast
 import json
+from pathlib import Path
 
 import nbformat
+import papermill
 import pytest
+from nbconvert.preprocessors import ExecutePreprocessor
+from small_notebooks import write
 
 from rlhelpers import paths
 from rlhelpers.training.config import RunConfig
@@ -37,6 +42,40 @@ def test_every_parameter_is_a_setting_and_is_explained(name):
     assert all("  # " in line for line in lines)
 
 
+@pytest.mark.field_report("D06")
+@pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.name)
+def test_parameters_are_tagged_once_and_never_assigned_again(file):
+    cells = [cell for cell in nbformat.read(file, as_version=4).cells if cell.cell_type == "code"]
+    assert ["parameters" in cell.metadata.get("tags", []) for cell in cells] == [True] + [False] * (len(cells) - 1)
+    names = {statement.target.id for statement in ast.parse(cells[0].source).body}
+    for cell in cells[1:]:
+        for statement in ast.parse(cell.source).body:  # at the top: what functions call so is their own
+            targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+            assigned = {
+                node.id for target in filter(None, targets) for node in ast.walk(target) if type(node) is ast.Name
+            }
+            assert not assigned & names, cell.source
+
+
+@pytest.mark.slow
+@pytest.mark.field_report("D07")
+def test_files_are_the_same_from_every_directory(tmp_path, monkeypatch):
+    """papermill runs a notebook in the caller's directory, nbconvert and nbval in the notebook's own."""
+    (tmp_path / "notebooks").mkdir()
+    cell = "import os\nfrom rlhelpers import paths\nprint(os.getcwd(), paths.RUNS, paths.TINY.is_dir(), sep='\\n')"
+    notebook = write(tmp_path / "notebooks/in.ipynb", cell)
+    monkeypatch.chdir(tmp_path)
+    by_papermill = papermill.execute_notebook(str(notebook), None, progress_bar=False)
+    by_nbconvert, _ = ExecutePreprocessor().preprocess(
+        nbformat.read(notebook, as_version=4), {"metadata": {"path": str(notebook.parent)}}
+    )
+    printed = [done.cells[-1].outputs[0].text.splitlines() for done in (by_papermill, by_nbconvert)]
+    assert [Path(lines[0]) for lines in printed] == [tmp_path, tmp_path / "notebooks"]
+    assert printed[0][1:] == printed[1][1:] == [str(paths.RUNS), "True"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["in.ipynb", "notebooks"]
+
+
+@pytest.mark.slow
 def test_a_quick_run_from_another_directory(execute, tmp_path):
     result, output = execute("04_grpo.ipynb", *SMALL, "-p", "seed", "2", "-p", "experiment", "elsewhere")
     assert result.returncode == 0, result.stderr[-2000:]
@@ -52,6 +91,7 @@ def test_a_quick_run_from_another_directory(execute, tmp_path):
     assert "each response of a training batch has one reason: True" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -71,12 +111,14 @@ def test_a_wrong_parameter_fails_in_the_first_cell(execute, tmp_path, arguments,
     assert not (tmp_path / "data/runs").exists()
 
 
+@pytest.mark.slow
 def test_reasoning_gym(execute, tmp_path):
     result, _ = execute("04_grpo.ipynb", *SMALL, "-p", "task", "gym/chain_sum", "-p", "num_rollout_steps", "1")
     assert result.returncode == 0, result.stderr[-2000:]
 
 
-def test_gsm8k_runs_and_says_that_the_tiny_model_earns_nothing(execute, tmp_path):
+@pytest.mark.slow
+def test_gsm8k_runs_and_the_tiny_model_earns_nothing(execute, tmp_path):
     """On the real files where they are at hand, else on rows of the same form."""
     real = paths.ROOT.parent / "shared/data/gsm8k"
     if (tmp_path / "data/gsm8k").exists():
@@ -94,6 +136,7 @@ def test_gsm8k_runs_and_says_that_the_tiny_model_earns_nothing(execute, tmp_path
     assert "step 2/2" in text and "In no group did the rewards differ" in text
 
 
+@pytest.mark.slow
 def test_the_readers_own_components_train(execute, tmp_path):
     """03 saves its functions in the working directory; 04 started there trains with them, as with the package's."""
     result, _ = execute("03_grpo_components.ipynb")
@@ -113,6 +156,7 @@ def test_the_readers_own_components_train(execute, tmp_path):
     assert rewards["mine"][1][2] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("notebook", "arguments"),
     [

@@ -31,7 +31,7 @@ from rlhelpers.workbook import verdicts
 PACKAGE = Path(rlhelpers.__file__).parent
 # Code that a person has named: a notebook's own cells, and two files of python.
 RUN_CODE = {
-    "workbook/configurations.py": ["exec"],
+    "sweep/plan.py": ["exec"],
     "training/own_step.py": ["exec_module"],
     "bench/grader.py": ["exec_module"],
 }

@@ -33,7 +33,7 @@ def test_the_handouts_problems_and_points():
     assert len(writeup.POINTS) == 28 and sum(writeup.POINTS.values()) == 90
 
 
-def test_each_problem_stands_in_a_chapter_and_its_link_leads_there():
+def test_each_problem_stands_where_its_link_leads():
     places = writeup.places()
     assert list(places)[: len(writeup.POINTS)] == list(writeup.POINTS)
     for problem in writeup.POINTS:
@@ -76,6 +76,7 @@ def test_a_table_in_markdown():
     assert table == "| a | b |\n| --- | --- |\n| 1 | x \\| y |\n|  | 2.5 |"
 
 
+@pytest.mark.slow
 def test_the_page_has_every_problem_and_figure_and_no_code(exported):
     folder, told = exported
     html = (folder / "writeup.html").read_text(encoding="utf-8")
@@ -89,6 +90,7 @@ def test_the_page_has_every_problem_and_figure_and_no_code(exported):
     assert not (folder / "writeup.pdf").exists()
 
 
+@pytest.mark.slow
 def test_formulas_are_set_without_the_network(exported):
     html = (exported[0] / "writeup.html").read_text(encoding="utf-8")
     answer = html[html.index('id="think_about_importance_reweighting"') :]
@@ -97,6 +99,7 @@ def test_formulas_are_set_without_the_network(exported):
     assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(?!data:|#)[^"]*//', html)
 
 
+@pytest.mark.slow
 def test_the_links_of_the_page_lead_to_the_chapters(exported):
     folder, _ = exported
     html = (folder / "writeup.html").read_text(encoding="utf-8")
@@ -109,6 +112,7 @@ def test_the_links_of_the_page_lead_to_the_chapters(exported):
     assert below and set(below) <= ids
 
 
+@pytest.mark.slow
 def test_its_numbers_are_those_of_the_committed_runs(exported):
     """The scores of GRPO's seeds, computed once more from the files; and the number of them."""
     from rlhelpers.evidence.runs import comparable
@@ -120,6 +124,7 @@ def test_its_numbers_are_those_of_the_committed_runs(exported):
     assert f"final score {sum(scores) / len(scores):.3f} [" in html and f"{len(scores)} seeds" in html
 
 
+@pytest.mark.slow
 def test_a_notebook_that_fails_says_so(tmp_path, monkeypatch, capsys):
     broken = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("raise KeyError('a metric')")])
     (tmp_path / "notebooks").mkdir()
@@ -171,6 +176,7 @@ def test_a_chromium_that_hangs_is_an_error_of_one_line(tmp_path, monkeypatch):
         writeup._print("chromium", tmp_path / "writeup.html", tmp_path / "writeup.pdf")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not any(map(shutil.which, writeup.CHROMIUM)), reason="no Chromium is installed")
 def test_a_real_chromium_prints_it(one_page, tmp_path):
     writeup.export(tmp_path)

@@ -26,15 +26,14 @@ class Grid:
     known: frozenset[str] = frozenset()
 
     def combinations(self) -> list[dict[str, Any]]:
-        """The product.  The seed changes slowest: what is compared is there early, of one seed after the other."""
+        """Return the product.  The seed changes slowest: all methods have one seed before one of them has two."""
         order = sorted(self.values, key=lambda name: name != "seed")
-        rows = itertools.product(*(self.values[name] for name in order))
-        named = [dict(zip(order, row, strict=True)) for row in rows]
-        return [{name: row[name] for name in self.values} for row in named]
+        rows = (dict(zip(order, row, strict=True)) for row in itertools.product(*map(self.values.get, order)))
+        return [{name: row[name] for name in self.values} for row in rows]
 
 
 def read(file: Path, given: Mapping[str, Any]) -> list[Grid]:
-    """A notebook's grid, or those of a YAML file, in which `given` changes parameters of all notebooks.
+    """Return a notebook's grid, or those of a YAML file.  `given` changes parameters of all notebooks.
 
     Raises OSError for a file that is not there, ValueError with all that is wrong in it.
     """
@@ -46,7 +45,7 @@ def read(file: Path, given: Mapping[str, Any]) -> list[Grid]:
 
 
 def read_grid(notebook: Path, given: Mapping[str, Any]) -> Grid:
-    """`given`: for each parameter a text of values with commas between them, or from a YAML file also a list.
+    """Return the grid of a notebook.  `given` has for each parameter a text such as "0-3,7", or what YAML read.
 
     Raises ValueError with a line for each name that the notebook does not have and each value of a wrong type.
     """
@@ -59,8 +58,8 @@ def read_grid(notebook: Path, given: Mapping[str, Any]) -> Grid:
             hint = f"did you mean {' or '.join(near)}?" if near else f"accepted are {names}"
             errors.append(f"{name}: {notebook.name} has no such parameter; {hint}")
             continue
-        kind = _kind(known[name]["inferred_type_name"], known[name]["default"])
         try:
+            kind = _kind(known[name]["inferred_type_name"], known[name]["default"])
             values[name] = tuple(dict.fromkeys(parse_values(texts, kind)))
         except ValueError as error:
             errors.append(f"{name}: {error}")
@@ -72,7 +71,7 @@ def read_grid(notebook: Path, given: Mapping[str, Any]) -> Grid:
 
 
 def _parameters(notebook: Path) -> dict[str, Any]:
-    """Those of the notebook, as papermill infers them.  Raises OSError, ValueError for what is no notebook."""
+    """Those of the notebook, as papermill infers them."""
     if notebook.suffix != ".ipynb":
         raise ValueError(f"notebook: got {notebook}; accepted is a notebook, .ipynb")
     if not notebook.is_file():
@@ -85,44 +84,38 @@ def _parameters(notebook: Path) -> dict[str, Any]:
 
 
 def read_experiments(file: Path, changes: Mapping[str, Any]) -> list[Grid]:
-    """The grids of a YAML file such as data/experiments.yaml, with `changes` in all of them."""
-    content = _load(file)
+    """Return the grids of a YAML file such as data/experiments.yaml, with `changes` in all of them."""
+    try:
+        content = files.load_yaml(file.read_text(encoding="utf-8"), str(file))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file}: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("experiments"), list) or not content["experiments"]:
         raise ValueError(f"{file}: accepted is a file with a list `experiments`, as in data/experiments.yaml")
     _only_known(f"{file}: ", content, {"seeds", "experiments"})
     grids, errors = [], []
     for number, experiment in enumerate(content["experiments"], start=1):
-        where = f"{file}, experiment {number}"
         try:
             grids.append(_read_experiment(experiment, content.get("seeds"), changes))
         except (OSError, ValueError) as error:
-            errors += [f"{where}: {line}" for line in str(error).splitlines()]
+            errors += [f"{file}, experiment {number}: {line}" for line in str(error).splitlines()]
     if errors:
         raise ValueError("\n".join(errors))
     return grids
-
-
-def _load(file: Path) -> Any:
-    """Raises OSError, and ValueError in one line."""
-    try:
-        return files.load_yaml(file.read_text(encoding="utf-8"), str(file))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: {error}") from error
 
 
 def _read_experiment(experiment: Any, seeds: Any, changes: Mapping[str, Any]) -> Grid:
     if not isinstance(experiment, dict) or "notebook" not in experiment:
         raise ValueError("it names no notebook")
     _only_known("", experiment, {"notebook", "seeds", "parameters"})
-    notebook, parameters = experiment["notebook"], experiment.get("parameters")
+    notebook, parameters = experiment["notebook"], experiment.get("parameters") or {}
     if not isinstance(notebook, str):
         raise ValueError(f"notebook: got {notebook!r}; accepted is a path, such as notebooks/04_grpo.ipynb")
-    if not isinstance(parameters, dict | None):
+    if not isinstance(parameters, dict):
         raise ValueError(f"parameters: got {parameters!r}; accepted are names with values, such as learning_rate: 1e-4")
     seeds = experiment.get("seeds", seeds)
-    if seeds is not None and "seed" in (parameters or {}):
+    if seeds is not None and "seed" in parameters:
         raise ValueError(f"seed: got {parameters['seed']!r} and, by seeds, {seeds!r}; accepted is one of them")
-    return read_grid(paths.ROOT / notebook, (parameters or {}) | ({} if seeds is None else {"seed": seeds}) | changes)
+    return read_grid(paths.ROOT / notebook, parameters | ({} if seeds is None else {"seed": seeds}) | changes)
 
 
 def _only_known(where: str, content: Mapping[str, Any], known: set[str]) -> None:
@@ -131,7 +124,7 @@ def _only_known(where: str, content: Mapping[str, Any], known: set[str]) -> None
 
 
 def parse_values(given: Any, kind: str | None) -> list[Any]:
-    """The values of one parameter: `1e-4,3e-4`, and for whole numbers also `0-3`, which is 0, 1, 2 and 3.
+    """Return the values of one parameter: `1e-4,3e-4`, and for whole numbers also `0-3`, which is 0, 1, 2 and 3.
 
     `kind`: the name of the parameter's type, a key of KINDS, or None where it is not known.  Raises ValueError.
     """
@@ -144,15 +137,7 @@ def parse_values(given: Any, kind: str | None) -> list[Any]:
             raise ValueError(f"got {text!r}; accepted are numbers, lists and texts, a date in quotes")
         text = text.strip() if isinstance(text, str) else repr(text)
         found = re.fullmatch(r"(\d+)-(\d+)", text)
-        if kind == "int" and found:
-            first, last = map(int, found.groups())
-            if first > last:
-                raise ValueError(f"got {text!r}; accepted is a range that counts upwards, such as 0-3")
-            if last - first >= MOST:
-                raise ValueError(f"got {text!r}; accepted is a range of at most {MOST} numbers")
-            values += range(first, last + 1)
-        else:
-            values.append(_value(text, kind))
+        values += _range(text, *map(int, found.groups())) if kind == "int" and found else [_value(text, kind)]
     return values
 
 
@@ -164,12 +149,18 @@ def _split(text: str) -> list[str]:
     return parts
 
 
+def _range(text: str, first: int, last: int) -> range:
+    if first > last:
+        raise ValueError(f"got {text!r}; accepted is a range that counts upwards, such as 0-3")
+    if last - first >= MOST:
+        raise ValueError(f"got {text!r}; accepted is a range of at most {MOST} numbers")
+    return range(first, last + 1)
+
+
 def _value(text: str, kind: str | None) -> Any:
     if text == "None":
         return None
-    if kind is None:
-        return _literal_or_text(text)
-    read, accepted = KINDS[kind]
+    read, accepted = KINDS.get(kind, (_literal_or_text, ""))
     try:
         return read(text)
     except (ValueError, SyntaxError, KeyError):
@@ -194,7 +185,7 @@ def _sequence(text: str) -> tuple:
     return tuple(value)
 
 
-KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
+KINDS: dict[str | None, tuple[Callable[[str], Any], str]] = {
     "int": (int, "whole numbers, such as 3 or 0-3"),
     "float": (float, "numbers, such as 3e-4"),
     "bool": ({"True": True, "False": False}.__getitem__, "True and False"),
@@ -206,18 +197,5 @@ KINDS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 def _kind(annotation: str, default: str) -> str | None:
     """From the annotation, of which papermill gives the text, else from the default."""
-    for word in re.findall(r"\w+", annotation):
-        if word in KINDS:
-            return word
-    word = type(_literal_or_text(default)).__name__
-    return word if word in KINDS else None
-
-
-def describe(parameters: Mapping[str, Any]) -> str:
-    return ",".join(f"{name}={value}" for name, value in parameters.items())
-
-
-def name_of(notebook: Path, parameters: Mapping[str, Any]) -> str:
-    """A file's name that says the combination, and is that of no other."""
-    text = ",".join([notebook.stem, *([describe(parameters)] if parameters else [])])
-    return paths.file_name(text, unique=True)
+    words = [*re.findall(r"\w+", annotation), type(_literal_or_text(default)).__name__]
+    return next((word for word in words if word in KINDS), None)

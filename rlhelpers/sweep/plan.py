@@ -1,18 +1,16 @@
 """What a sweep will do: every run of its grids once, and what of them is there already.
 
-Nothing here trains or knows how: two functions are handed in that know it, PlanRun and Look.
-
-
-What a notebook would train with some parameters, without training it, and what became of such a run: what a sweep
-must know."""
+A notebook's cells say what it would train: they are run here up to its configuration, and nothing is trained.
+"""
 
 import ast
 import contextlib
 import io
+import itertools
 import json
 import linecache
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,153 +21,99 @@ from papermill.parameterize import parameterize_notebook
 from rlhelpers import paths
 from rlhelpers.evidence.runs import BEFORE_A_CHOICE
 from rlhelpers.kernels.estimators import Estimator
-from rlhelpers.sweep.board import Row
-from rlhelpers.sweep.grid import Grid, describe, name_of
-from rlhelpers.sweep.workers import BUSY, COMPLETE, RUNNING, WAITING, as_json
+from rlhelpers.sweep.grid import Grid
+from rlhelpers.sweep.run import BUSY, COMPLETE, RUNNING, Run, as_json
 from rlhelpers.training.config import RunConfig
 from rlhelpers.training.run_folder import RunRecords, run_state
 
 
-@dataclass(frozen=True)
-class Planned:
-    """What a notebook would train: the folder of the run, the fingerprint of its configuration, its steps."""
+def make_plan(grids: Sequence[Grid], resume: bool = False) -> tuple[list[Run], list[str]]:
+    """Return every run once, and remarks on the combinations that come to the same run.
 
-    folder: Path
-    fingerprint: str
-    steps: int
-
-
-# What a notebook would train with these parameters; None where it trains nothing.  Raises ValueError for what no run
-# can have.
-PlanRun = Callable[[Path, Mapping[str, Any]], Planned | None]
-# The state of a run's folder (absent, running, complete, failed, killed), and the fingerprint, None where it cannot be
-# told.
-Look = Callable[[Path], tuple[str, str | None]]
-
-
-@dataclass
-class Entry:
-    """A run of the sweep; `found` says what was there before."""
-
-    notebook: Path
-    parameters: dict[str, Any]
-    planned: Planned | None
-    can_resume: bool = False
-    found: str = "new"
-    state: str = WAITING
-    detail: str = ""
-    output: Path = field(init=False)
-
-    def __post_init__(self):
-        self.output = paths.RUNS / "notebooks" / f"{name_of(self.notebook, self.parameters)}.ipynb"
-
-    @property
-    def name(self) -> str:
-        return f"{self.notebook.stem} {describe(self.parameters)}".strip()
-
-
-def make_plan(grids: Sequence[Grid], plan_run: PlanRun, look: Look) -> tuple[list[Entry], list[str]]:
-    """Every run once, and remarks on the combinations that come to the same run.
-
-    Raises ValueError with all that is wrong, before anything has run.
+    A run's detail says what will be done about it, with `resume` or without.  Raises ValueError with all that is wrong,
+    before anything has run.
     """
-    entries, remarks, errors = [], [], {}
-    by_fingerprint, by_folder, by_output = {}, {}, {}
-    for grid in grids:
-        for parameters in grid.combinations():
-            try:
-                planned = plan_run(grid.notebook, parameters)
-            except ValueError as error:
-                errors.setdefault(str(error), []).append(f"{grid.notebook.stem} {describe(parameters)}")
-                continue
-            entry = Entry(grid.notebook, parameters, planned, "resume" in grid.known)
-            if planned:
-                if same := by_fingerprint.get(planned.fingerprint):
-                    remarks.append(f"{entry.name}: the same run as {same.name}")
-                    continue
-                if other := by_folder.get(planned.folder):
-                    where = planned.folder.relative_to(paths.RUNS)
-                    errors.setdefault(f"two runs would be written to {where}", [other.name]).append(entry.name)
-                by_fingerprint[planned.fingerprint] = by_folder[planned.folder] = entry
-            if (other := by_output.setdefault(entry.output, entry)) is not entry:
-                if (other.notebook.resolve(), other.parameters) == (entry.notebook.resolve(), parameters):
-                    remarks.append(f"{entry.name}: asked for twice")
-                else:
-                    error = (
-                        f"notebook: got {other.notebook} and {entry.notebook}; accepted are those of different names"
-                    )
-                    errors.setdefault(error, []).append(entry.name)
-                continue
-            entries.append(entry)
+    runs, remarks, errors = [], [], defaultdict(list)
+    known: dict[str | Path, Run] = {}  # by fingerprint, by folder, by executed notebook
+    for run, error in itertools.chain.from_iterable(map(_runs_of, grids)):
+        other = known.get(run.output)
+        if error:
+            errors[error].append(run.name)
+        elif run.folder and run.fingerprint in known:
+            remarks.append(f"{run.name}: the same run as {known[run.fingerprint].name}")
+        elif run.folder and run.folder in known:
+            where = run.folder.relative_to(paths.RUNS)
+            errors[f"two runs would be written to {where}"] += [known[run.folder].name, run.name]
+        elif other and (other.notebook.resolve(), other.parameters) == (run.notebook.resolve(), run.parameters):
+            remarks.append(f"{run.name}: asked for twice")
+        elif other:
+            names = f"got {other.notebook} and {run.notebook}; accepted are those of different names"
+            errors[f"notebook: {names}"].append(run.name)
+        else:
+            known |= {run.output: run} | ({run.folder: run, run.fingerprint: run} if run.folder else {})
+            runs.append(run)
     if errors:
         raise ValueError("\n".join(f"{error}\n  in {_few(names)}" for error, names in errors.items()))
-    _find(entries, look)
-    return entries, remarks
+    _look_for(runs, resume)
+    return runs, remarks
+
+
+def _runs_of(grid: Grid) -> Iterator[tuple[Run, str]]:
+    """The runs of a grid, each with what is wrong with it, mostly nothing."""
+    for parameters in grid.combinations():
+        run, error = Run(grid.notebook, parameters, can_resume="resume" in grid.known), ""
+        try:
+            if config := configuration(grid.notebook, parameters):
+                records = RunRecords(config)
+                run.folder, run.fingerprint, run.steps = records.folder, records.fingerprint, config.num_rollout_steps
+        except ValueError as refused:
+            error = str(refused)
+        yield run, error
 
 
 def _few(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
     return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _find(entries: Sequence[Entry], look: Look) -> None:
-    """What is there already.  A run is complete wherever it lies: its fingerprint says which it is, not its name."""
-    complete, untold = {}, set()
+def _look_for(runs: Sequence[Run], resume: bool) -> None:
+    """Say of each run whether it is there.  It is complete wherever it lies: its fingerprint counts, not its name."""
+    complete = {}
     for root in (paths.RESULTS, paths.RUNS):  # the second counts before the first
         for file in sorted(root.glob("*/*/seed=*/run.json")):
-            state, fingerprint = look(file.parent)
+            state, fingerprint = _look(file.parent)
             if state == COMPLETE and ".earlier-" not in file.parent.name:
-                complete[fingerprint] = file.parent
-                if fingerprint is None:
-                    untold.add(file.parent.relative_to(root))
-    for entry in entries:
-        if entry.planned is None:
+                complete[fingerprint or file.parent.relative_to(root)] = file.parent
+    for run in runs:
+        if run.folder is None:
             continue
-        if folder := complete.get(entry.planned.fingerprint):
-            entry.found, entry.state = COMPLETE, COMPLETE
-            entry.detail = f"before, {folder.relative_to(paths.DATA) if folder.is_relative_to(paths.DATA) else folder}"
-            continue
-        state, fingerprint = look(entry.planned.folder)
-        if state == RUNNING:
-            entry.found = BUSY
-        elif state != "absent":
-            entry.found = "unfinished" if fingerprint == entry.planned.fingerprint else "another"
-        elif entry.planned.folder.relative_to(paths.RUNS) in untold:
-            entry.found = "untold"
+        state, fingerprint = _look(run.folder)
+        if folder := complete.get(run.fingerprint):
+            where = folder.relative_to(paths.DATA) if folder.is_relative_to(paths.DATA) else folder
+            run.state, run.detail = COMPLETE, f"before, {where}"
+        elif state == RUNNING:
+            run.detail = BUSY
+        elif state == "absent":
+            untold = run.folder.relative_to(paths.RUNS) in complete
+            what = "; the complete run of that name in data/results does not tell its whole configuration"
+            run.detail = f"new{what if untold else ''}"
+        elif fingerprint != run.fingerprint:
+            run.detail = "new; what lies in its folder is another run and is moved aside"
+        else:
+            run.detail = "goes on" if resume else "begins again; --resume goes on with what is unfinished"
 
 
-def rows_of_plan(entries: Sequence[Entry], resume: bool) -> list[Row]:
-    """What will be done with each."""
-    words = {
-        "new": "new",
-        "unfinished": "goes on" if resume else "begins again; --resume goes on with what is unfinished",
-        "untold": "new; the complete run of that name in data/results does not tell its whole configuration",
-        BUSY: BUSY,
-        "another": "new; what lies in its folder is another run and is moved aside",
-    }
-    return [Row(e.name, e.state, e.detail or words.get(e.found, "")) for e in entries]
-
-
-def plan(notebook: Path, parameters: Mapping[str, Any]) -> Planned | None:
-    """The run that the notebook would train; None where it trains none.  Raises ValueError, see configuration."""
-    config = configuration(notebook, parameters)
-    if config is None:
-        return None
-    records = RunRecords(config)
-    return Planned(records.folder, records.fingerprint, config.num_rollout_steps)
-
-
-def look(folder: Path) -> tuple[str, str | None]:
-    """The state of a run's folder, and the fingerprint of its configuration.
-
-    Runs from before there were fingerprints have that of their settings, as far as these are known.
-    """
+def _look(folder: Path) -> tuple[str, str | None]:
+    """The state of a run, and the fingerprint of its configuration, which runs from before there were any lack."""
     state = run_state(folder)
     return state.status, state.fingerprint or fingerprint_of_settings(folder)
 
 
 def fingerprint_of_settings(folder: Path) -> str | None:
-    """Of config.yaml, with model and task as they are now; None where it does not tell everything: of an own estimator
-    it knows no more than the names of its functions."""
+    """Return the fingerprint of config.yaml, with model and task as they are now; None where it does not tell all.
+
+    Of an own estimator it knows no more than the names of its functions.
+    """
     try:
         settings = BEFORE_A_CHOICE | yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         return RunConfig(**settings | {"estimator": Estimator(**settings["estimator"])}).fingerprint
@@ -178,15 +122,14 @@ def fingerprint_of_settings(folder: Path) -> str | None:
 
 
 def configuration(notebook: Path, parameters: Mapping[str, Any]) -> RunConfig | None:
-    """The notebook's `config` with these parameters; None where it makes none.
+    """Return the notebook's `config` with these parameters; None where it makes none.
 
-    Its cells are run here up to the one that assigns `config`, with the parameters where papermill would put them, so
-    that a row of the reader's own and a notebook's own settings count.  Raises ValueError as make_config does, and for
-    a cell that fails.
+    Its cells run here up to the one that assigns `config`, with the parameters where papermill would put them.  So a
+    row of the reader's own and a notebook's own settings count.  Raises ValueError as make_config does, and for a cell
+    that fails.
     """
-    cells = _cells_up_to_config(notebook, parameters)
     namespace: dict[str, Any] = {"__name__": "__main__", "In": [""]}  # In: what IPython keeps, for read_parameters
-    for number, source in enumerate(cells):
+    for number, source in enumerate(_cells_up_to_config(notebook, parameters)):
         namespace["In"].append(source)
         name = f"<{notebook.stem}, cell {number}>"
         linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)  # functions have a source
@@ -202,23 +145,18 @@ def configuration(notebook: Path, parameters: Mapping[str, Any]) -> RunConfig | 
 
 
 def _cells_up_to_config(notebook: Path, parameters: Mapping[str, Any]) -> list[str]:
-    """None of them where no cell makes a configuration, or where one before it is not plain Python."""
+    """Return [] where no cell makes a configuration, or where one before it is not plain Python."""
     content = load_notebook_node(str(notebook))
     if parameters:
         content = parameterize_notebook(content, json.loads(as_json(parameters)))  # as the run gets them
     sources = []
-    for cell in content.cells:
-        if cell.cell_type == "code":
-            sources.append(cell.source)
-            try:
-                names = _assigned(cell.source)
-            except SyntaxError:
-                return []
-            if "config" in names:
-                return sources
+    for source in (cell.source for cell in content.cells if cell.cell_type == "code"):
+        sources.append(source)
+        try:
+            statements = ast.parse(source).body
+        except SyntaxError:
+            return []
+        targets = [target for s in statements if isinstance(s, ast.Assign) for target in s.targets]
+        if any(isinstance(target, ast.Name) and target.id == "config" for target in targets):
+            return sources
     return []
-
-
-def _assigned(source: str) -> set[str]:
-    targets = [t for s in ast.parse(source).body if isinstance(s, ast.Assign) for t in s.targets]
-    return {target.id for target in targets if isinstance(target, ast.Name)}

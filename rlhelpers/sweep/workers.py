@@ -1,256 +1,215 @@
-"""One run of a sweep: a notebook executed by papermill in a process of its own.
+"""Many runs at once, on this machine or on a Ray cluster, and what a person sees of them until all have ended.
 
-`python -m rlhelpers.sweep.workers NOTEBOOK OUTPUT PARAMETERS` is that process.  It goes on as long as its standard
-input is open, and so ends, and its kernel with it, when whoever started it wants that or is gone.
+A run is a process of its own, so a thread for each is enough here: it starts the process, or a task of Ray that does,
+and waits.
 """
 
 import contextlib
 import json
-import math
 import os
 import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
+from multiprocessing.pool import AsyncResult, ThreadPool  # its threads end with the process, also while they wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import psutil
-from filelock import FileLock, Timeout
+import joblib
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from rlhelpers.files import write_atomically
+from rlhelpers import paths
+from rlhelpers.sweep.run import BUSY, COMPLETE, FAILED, KILLED, RUNNING, STOPPED, WAITING, Run, Sweep, execute, note
 
-# States of a run.
-WAITING, RUNNING, COMPLETE = "waiting", "running", "complete"
-FAILED, KILLED, BUSY, STOPPED = "failed", "killed", "busy elsewhere", "stopped"
-
-KERNEL_DIED = 3  # exit status
-STARTS = 3  # of a kernel, at most
-SECONDS_TO_STOP = 20
-WRITTEN_BY_ANOTHER = "another process is writing this run"  # what RunRecords says
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a worker, perhaps on another machine, must know of a run.  All paths lie in folders that it sees too."""
-
-    notebook: Path
-    parameters: dict[str, Any]
-    output: Path  # the executed notebook; its log is beside it
-    folder: Path | None  # of the run that it trains
-    fingerprint: str | None
-    state_file: Path
-    stop: Path  # where this file is, nothing goes on
-    sweep_pid: int
-    cwd: str
-    environment: dict[str, str]
-
-    @property
-    def claim(self) -> Path:
-        """The file of the worker that has taken it."""
-        return self.state_file.with_suffix(".taken")
+INTERRUPTED = 130  # exit status of what Ctrl-C ended
+SECONDS = 0.5  # between two looks
+COLOURS = {COMPLETE: "green", RUNNING: "cyan", FAILED: "red", KILLED: "red", BUSY: "yellow", STOPPED: "yellow"}
 
 
-def work(jobs: Sequence[Job]) -> None:
-    """What a worker does: the runs that no other worker of the sweep has taken, one after the other."""
-    is_worker, parent, stop = os.getpid() != jobs[0].sweep_pid, os.getppid(), jobs[0].stop
-    if is_worker:  # the sweep decides what Ctrl-C in its terminal means
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+class Workers(NamedTuple):
+    """`execute` does one run and returns its state and detail; `number` of them work at once."""
 
-    def is_left() -> bool:  # the sweep was killed
-        return is_worker and os.getppid() != parent
-
-    for job in jobs:
-        if stop.exists() or is_left():
-            break
-        with contextlib.suppress(FileExistsError):
-            job.claim.touch(exist_ok=False)
-            run(job, lambda: stop.exists() or is_left())
-    if is_left():
-        os._exit(1)
+    execute: Callable[[Run, Sweep], tuple[str, str]]
+    number: int
+    share_cores: bool
 
 
-def run(job: Job, must_stop: Callable[[], bool]) -> None:
-    """Execute the notebook.  What becomes of it stands in the state file: nothing that happens in it is raised."""
-    job.output.parent.mkdir(parents=True, exist_ok=True)
+def on_this_machine(jobs: int) -> Workers:
+    """`jobs` runs at once, each with an equal share of the cores as OMP_NUM_THREADS, where that is not set."""
+    return Workers(execute, jobs, share_cores=True)
+
+
+def on_ray(jobs: int | None, gpus_per_run: float) -> Workers:
+    """A task of Ray for each run, on the cluster that RAY_ADDRESS or Ray's own record names, else on a Ray of our own.
+
+    Each has `gpus_per_run` GPUs of its own, which Ray names in CUDA_VISIBLE_DEVICES.  `jobs` of them work at once, or
+    as many as there is room for.  Raises ModuleNotFoundError without Ray, ValueError where the cluster is too small.
+    """
     try:
-        with FileLock(job.output.with_name(f".{job.output.stem}.lock"), timeout=0):
-            if job.folder and is_complete(job.folder, job.fingerprint):
-                _note(job, COMPLETE, "by another process, meanwhile")
-            else:
-                _note(job, *_execute(job, must_stop))
-    except Timeout:
-        _note(job, BUSY)
+        import ray
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("engine: Ray is not installed here; pip install --editable '.[ray]'") from None
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    room = sum(_room(node["Resources"], gpus_per_run) for node in ray.nodes() if node["Alive"])
+    if not room:
+        raise ValueError(f"gpus_per_run: got {gpus_per_run:g}; no machine of this cluster has as many GPUs")
+    remote = ray.remote(num_cpus=1, num_gpus=gpus_per_run, max_retries=0)(_execute_in_task)
 
-
-def log_of(output: Path) -> Path:
-    return output.with_suffix(".log")
-
-
-def is_complete(folder: Path, fingerprint: str | None) -> bool:
-    """Whether a folder holds the complete run of this fingerprint."""
-    try:
-        about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return about.get("status") == COMPLETE and about.get("fingerprint") == fingerprint
-
-
-def _note(job: Job, state: str, detail: str = "") -> None:
-    facts = {"run": job.output.stem, "state": state, "detail": detail, "time": _now()}
-    facts |= {"machine": socket.gethostname(), "pid": os.getpid()}
-    write_atomically(job.state_file, json.dumps(facts))
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _execute(job: Job, must_stop: Callable[[], bool]) -> tuple[str, str]:
-    """Returns the state and what is to be said of it."""
-    _note(job, RUNNING)
-    command = [sys.executable, "-m", "rlhelpers.sweep.workers", str(job.notebook), str(job.output)]
-    with open(log_of(job.output), "a", encoding="utf-8") as log:
-        log.write(f"--- {_now()} {job.notebook} {job.parameters} {sys.executable}\n")
-        log.flush()
-        process = subprocess.Popen(
-            [*command, as_json(job.parameters)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            cwd=job.cwd,
-            env=os.environ | job.environment,
-            start_new_session=True,  # out of reach of the terminal's Ctrl-C
-        )
+    def execute_there(run: Run, sweep: Sweep) -> tuple[str, str]:
+        task = remote.remote(run, sweep)
+        while not ray.wait([task], timeout=1)[0]:
+            if sweep.stop.exists() and not sweep.record(run).exists():
+                ray.cancel(task)  # it waits for room, which may never come
         try:
-            is_stopped = _wait(process, must_stop)
-        finally:  # whatever happens here, it does not outlive this
-            _end(process)
-        state, detail = _outcome(job, process.returncode, is_stopped)
-        log.write(f"--- {_now()} {state} {detail}\n")
-    return state, detail
+            return ray.get(task)
+        except ray.exceptions.TaskCancelledError:
+            return WAITING, ""
+
+    return Workers(execute_there, min(jobs or room, room), share_cores=False)
 
 
-def as_json(parameters: Mapping[str, Any]) -> str:
-    """inf as a text, which the check of the notebook's parameters reads as well: they become part of the executed
-    notebook, and JSON has no such number."""
-    told = {
-        name: str(value) if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in parameters.items()
-    }
-    return json.dumps(told, allow_nan=False)
+def _room(resources: dict[str, Any], gpus_per_run: float) -> int:
+    """How many runs one machine takes."""
+    cores = int(resources.get("CPU", 0))
+    return min(cores, int(resources.get("GPU", 0) / gpus_per_run)) if gpus_per_run else cores
 
 
-def _wait(process: subprocess.Popen, must_stop: Callable[[], bool]) -> bool:
-    """Until it ends, or must: then True."""
-    while process.poll() is None:
-        if must_stop():
-            return True
-        time.sleep(0.2)
-    return False
+def _execute_in_task(run: Run, sweep: Sweep) -> tuple[str, str]:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep decides what Ctrl-C in its terminal means
+    return execute(run, sweep)
 
 
-def _end(process: subprocess.Popen) -> None:
-    """Ask it to end, and after a while insist."""
-    process.stdin.close()
+def sweep(runs: Sequence[Run], workers: Workers, resume: bool = False) -> int:
+    """Do the runs that are not complete.  Return the exit status: 0 all are complete, 1 they are not, 130 after Ctrl-C.
+
+    A record of each run is kept in data/runs/sweeps, executed notebooks and logs in data/runs/notebooks.
+    """
+    left = [run for run in runs if run.state != COMPLETE]
+    number = max(1, min(workers.number, len(left)))
+    folder = paths.RUNS / "sweeps" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{os.getpid()}"
+    folder.mkdir(parents=True)
+    shared = Sweep(folder, resume, os.getcwd(), _environment(workers, number))
+    with _stopped_by_signals(shared.stop), ThreadPool(number) as pool, _board(runs) as show:
+        results = [(run, pool.apply_async(_attempt, (workers.execute, run, shared))) for run in left]
+        _watch(results, shared, show)
+    is_stopped = shared.stop.exists()
+    for run in left:
+        if run.state == BUSY and run.folder and run.is_trained():
+            run.state, run.detail = COMPLETE, "by another process, meanwhile"
+        elif run.state == WAITING:
+            run.state, run.detail = "not started", ""
+        elif run.state in (FAILED, KILLED):
+            run.detail += f"\n  log: {run.log}"
+    print("\n".join([*as_lines([run for run in runs if run.state != COMPLETE]), counts(runs)]), flush=True)
+    return INTERRUPTED if is_stopped else int(any(run.state != COMPLETE for run in runs))
+
+
+def _environment(workers: Workers, number: int) -> dict[str, str]:
+    """What the runs need of it, wherever they work."""
+    environment = {name: value for name, value in os.environ.items() if name.startswith("RLHELPERS_")}
+    if workers.share_cores and number > 1 and "OMP_NUM_THREADS" not in os.environ:
+        environment["OMP_NUM_THREADS"] = str(max(1, joblib.cpu_count() // number))
+    return environment
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: Path) -> Iterator[None]:
+    """The first SIGINT or SIGTERM makes the runs stop and close; another one ends the sweep at once.
+
+    SIGINT does so too where it was ignored, as in what a shell starts with &.
+    """
+
+    def ask(number, frame):
+        if stop.exists():
+            raise KeyboardInterrupt
+        stop.touch()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        process.wait(SECONDS_TO_STOP + 10)
-    except subprocess.TimeoutExpired:
-        _kill_with_children(process.pid)
-        process.wait()
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _outcome(job: Job, status: int, is_stopped: bool) -> tuple[str, str]:
-    last = _last_line(log_of(job.output))
-    if status == 0:
-        if job.folder is None or is_complete(job.folder, job.fingerprint):
-            return COMPLETE, ""
-        return FAILED, f"the notebook ended and {job.folder} is not the complete run that was planned"
-    if is_stopped:
-        return STOPPED, ""
-    if status == KERNEL_DIED:
-        return KILLED, "its kernel died"
-    if status < 0:
-        return KILLED, f"by {signal.Signals(-status).name}"
-    return (BUSY, "") if WRITTEN_BY_ANOTHER in last else (FAILED, last)
-
-
-def _last_line(log: Path) -> str:
-    with open(log, "rb") as file:
-        file.seek(max(0, log.stat().st_size - 4000))
-        lines = file.read().decode("utf-8", errors="replace").splitlines()
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
-
-
-def _kill_with_children(pid: int) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for one in [*process.children(recursive=True), process]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
-
-
-def main(notebook: str, output: str, parameters: str) -> int:
-    """The process of one run.  Returns its exit status."""
-    from nbclient.exceptions import DeadKernelError
-    from papermill import PapermillExecutionError, execute_notebook
-
-    threading.Thread(target=_stop_when_left, daemon=True).start()
+def _attempt(execute: Callable[[Run, Sweep], tuple[str, str]], run: Run, shared: Sweep) -> tuple[str, str]:
     try:
-        until_it_starts(
-            lambda: execute_notebook(
-                notebook,
-                output,
-                json.loads(parameters),
-                kernel_name="python3",  # of this environment, whatever it was saved with
-                progress_bar=False,
-                stdout_file=sys.stdout,
-                stderr_file=sys.stderr,
-            )
-        )
-    except DeadKernelError as error:
-        print(f"DeadKernelError: {error}", flush=True)
-        return KERNEL_DIED
-    except PapermillExecutionError as error:
-        print(f"{error}\n{error.ename}: {' '.join(error.evalue.split())}", flush=True)
-        return 1
-    return 0
+        return execute(run, shared)
+    except Exception as error:  # a machine of the cluster is gone, a disk is full
+        outcome = KILLED, f"its worker died: {type(error).__name__}: {' '.join(f'{error}'.split())[:300]}"
+        with contextlib.suppress(OSError):
+            note(run, shared, *outcome)
+        return outcome
 
 
-def until_it_starts(execute: Callable[[], Any]) -> None:
-    """Kernels that start at the same time may choose the same port, and then one does not start: it is tried again.
-    What fails later is not."""
-    from nbclient.exceptions import DeadKernelError
-
-    for attempt in range(1, STARTS + 1):
-        try:
-            execute()
-            return
-        except DeadKernelError:
-            raise
-        except RuntimeError as error:  # of jupyter_client, before the first cell
-            print(f"RuntimeError: {error} (start {attempt} of {STARTS})", flush=True)
-            if attempt == STARTS:
-                raise
+def _watch(results: Sequence[tuple[Run, AsyncResult]], shared: Sweep, show: Callable[[], None]) -> None:
+    """Keep the states up to date, and show them, until all runs have ended."""
+    is_told = False
+    while not all([_has_ended(run, result, shared) for run, result in results]):
+        show()
+        if shared.stop.exists() and not is_told:
+            print("Stopping the runs; once more does not wait for them.", flush=True)
+            is_told = True
+        time.sleep(SECONDS)
+    show()
 
 
-def _stop_when_left() -> None:
-    """When standard input ends: interrupt the kernel, as Jupyter's stop button does, so that the run closes its engine
-    and its records; what still lives after SECONDS_TO_STOP is killed."""
-    while os.read(sys.stdin.fileno(), 1024):
-        pass
-    for _ in range(4):
-        for kernel in psutil.Process().children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                kernel.send_signal(signal.SIGINT)
-        time.sleep(SECONDS_TO_STOP / 4)  # one that comes between two cells is lost
-    _kill_with_children(os.getpid())
+def _has_ended(run: Run, result: AsyncResult, shared: Sweep) -> bool:
+    if has_ended := result.ready():
+        run.state, run.detail = result.get()
+    elif shared.record(run).exists():
+        run.state, run.detail = RUNNING, _progress(run)
+    return has_ended
 
 
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+def _progress(run: Run) -> str:
+    """How far a run is, from its metrics, once they are of this run."""
+    try:
+        lines = (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return f"step {json.loads(lines[-1])['step']}/{run.steps}"
+    except (OSError, ValueError, IndexError, TypeError):
+        return ""
+
+
+@contextlib.contextmanager
+def _board(runs: Sequence[Run]) -> Iterator[Callable[[], None]]:
+    """Yield what shows the runs: a table that is kept up to date in a terminal, else a line for each change."""
+    console = Console()
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False, transient=True) as live:
+            yield lambda: live.update(as_table(runs, console.height - 4), refresh=True)
+        return
+    shown = [run.state for run in runs]
+
+    def show_changes() -> None:
+        for i, run in enumerate(runs):
+            if shown[i] != run.state:
+                shown[i] = run.state
+                print(f"{run.state:10} {run.name}  {run.detail}".rstrip(), flush=True)
+
+    yield show_changes
+
+
+def as_table(runs: Sequence[Run], height: int) -> Table:
+    """At most `height` runs: those that are complete or wait give way to the others."""
+    order = sorted(range(len(runs)), key=lambda i: runs[i].state in (COMPLETE, WAITING))
+    table = Table(caption=counts(runs), box=None, caption_justify="left", pad_edge=False)
+    table.add_column("run", overflow="fold")
+    table.add_column("state", no_wrap=True)
+    table.add_column("", no_wrap=True, overflow="ellipsis")
+    for run in (runs[i] for i in sorted(order[: max(1, height)])):
+        table.add_row(Text(run.name), Text(run.state, style=COLOURS.get(run.state, "")), Text(run.detail))
+    return table
+
+
+def as_lines(runs: Sequence[Run]) -> list[str]:
+    width = max((len(run.state) for run in runs), default=0)
+    return [f"{run.state:{width}}  {run.name}  {run.detail}".rstrip() for run in runs]
+
+
+def counts(runs: Sequence[Run]) -> str:
+    return ", ".join(f"{n} {state}" for state, n in Counter(run.state for run in runs).items())

@@ -1,1 +1,1 @@
-"""What the reader of a notebook touches."""
+"""What surrounds a notebook: its parameters, the papermill command, the edition without solutions, the write-up."""

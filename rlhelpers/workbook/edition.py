@@ -1,4 +1,4 @@
-"""The exercise edition of the notebooks: solutions, written answers and outputs taken out by nbgrader's own hand."""
+"""The exercise edition of the notebooks: nbgrader takes out solutions, written answers and outputs."""
 
 import logging
 from pathlib import Path
@@ -10,12 +10,11 @@ from rlhelpers.workbook import writeup
 
 
 def write_exercises(folder: str | Path) -> list[Path]:
-    """Write each notebook of `notebooks/` to `folder` as a student gets it, but for the write-up, which has nothing to
-    solve and all the answers; returns the files.
+    """Write each notebook to `folder` as a student gets it; return the files.
 
-    Before anything is written it raises ModuleNotFoundError where nbgrader is missing, FileNotFoundError where there is
-    no notebook, FileExistsError naming a notebook that stands in the folder already (it may hold somebody's work), and
-    ValueError naming a notebook that nbgrader does not take.
+    The write-up is left out: it has nothing to solve and all the answers.  Before anything is written, raises
+    ModuleNotFoundError without nbgrader, FileNotFoundError where there is no notebook, FileExistsError for a notebook
+    that is in the folder already (it may hold somebody's work), ValueError for one that nbgrader does not take.
     """
     folder, preprocessors = Path(folder).expanduser(), _preprocessors()
     sources = sorted(file for file in (paths.ROOT / "notebooks").glob("*.ipynb") if file.name != writeup.NOTEBOOK)

@@ -1,8 +1,8 @@
-"""The `papermill` command of this environment: papermill's own, with an output path that may be left out.
+"""The `papermill` command of this environment: papermill's own, and the output path may be left out.
 
-Papermill refuses a call without an output path in a terminal and prints the whole notebook into a pipe.  Here the
-executed notebook then goes to `data/runs/notebooks/`, under a name of its own.  And what the notebook prints is shown
-while it runs, so that a person can watch a training run; `--no-log-output` brings back papermill's bar of cells.
+Papermill refuses a call without an output path in a terminal, and prints the whole notebook into a pipe.  Here the
+executed notebook then goes to `data/runs/notebooks/`.  What the notebook prints is shown while it runs: a person can
+watch a training run.  `--no-log-output` brings back papermill's bar of cells.
 
 Of a parameter that is given more than once, the last of this order counts: -b, -f, -y, -p, -r.
 """
@@ -31,12 +31,12 @@ def main() -> None:
 
 
 def complete(command, arguments: list[str]) -> list[str]:
-    """The arguments with an output path, --log-output, and a kernel where the notebook's own is not here; unchanged
-    where nothing will be run.  The folder of the output is made.
+    """Return the arguments with an output path, --log-output, and a kernel where the notebook's own is not here.
 
-    Raises ValueError in one line for what papermill would let pass: a name that no parameter can have; a file or text
-    of parameters that is no mapping, gives a name twice or a number that is not finite; parameters for a notebook
-    without a cell tagged `parameters`, whose own values would replace them; an output that is the notebook itself.
+    Where nothing will be run they are unchanged.  The folder of the output is made.  Raises ValueError in one line for
+    what papermill would let pass: a name that no parameter can have; a file or text of parameters that is no mapping,
+    gives a name twice or a number that is not finite; parameters for a notebook without a cell tagged `parameters`,
+    whose own values would replace them; an output that is the notebook itself.
     """
     parsed = command.make_context("papermill", list(arguments), resilient_parsing=True).params
     notebook, output = parsed["notebook_path"], parsed["output_path"]
@@ -57,7 +57,7 @@ def complete(command, arguments: list[str]) -> list[str]:
 
 
 def _check_parameters(parsed: Mapping[str, Any]) -> list[str]:
-    """The names that are given.  Values are for the notebook to check."""
+    """Return the names that are given.  The notebook checks the values."""
     names = []
     for file in parsed["parameters_file"] or ():
         if "://" not in file:
@@ -75,7 +75,7 @@ def _check_parameters(parsed: Mapping[str, Any]) -> list[str]:
 
 
 def _names(text: str, where: str) -> list[str]:
-    """Of a mapping in YAML; an empty text has none, which is said."""
+    """Return the names of a mapping in YAML.  An empty text has none, and a line says so."""
     content = files.load_yaml(text, where)
     if content is None:
         print(f"papermill: {where} holds no parameters", file=sys.stderr)
@@ -95,8 +95,10 @@ def _names(text: str, where: str) -> list[str]:
 
 
 def _with_text_for_infinities(arguments: list[str]) -> list[str]:
-    """`-p name inf` as `-r name inf`: papermill writes its parameters into the notebook, and JSON has no such number.
-    What checks the parameter reads the text as well."""
+    """Write `-p name inf` as `-r name inf`: papermill writes parameters into the notebook, and JSON has no infinity.
+
+    The check of the notebook's parameters reads the text as well.
+    """
     changed = list(arguments)
     for i, word in enumerate(arguments[:-2]):
         if word in ("-p", "--parameters") and not _is_finite(arguments[i + 2]):
@@ -112,7 +114,7 @@ def _is_finite(text: str) -> bool:
 
 
 def _check_notebook(notebook: str, given: list[str], kernel: str | None) -> list[str]:
-    """Further arguments.  What is no notebook on this machine is for papermill to say."""
+    """Return further arguments.  What is no notebook on this machine is left to papermill."""
     try:
         content = json.loads(Path(notebook).read_text(encoding="utf-8"))
         tags = [tag for cell in content["cells"] for tag in cell["metadata"].get("tags", ())]

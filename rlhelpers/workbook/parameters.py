@@ -1,4 +1,4 @@
-"""A notebook's parameters: read from its parameters cell, and from the one that papermill adds."""
+"""A notebook's parameters: those of its parameters cell, and of the cell that papermill adds."""
 
 import ast
 import os
@@ -13,15 +13,16 @@ HEADING = "# Parameters"  # papermill's own first line; the notebooks' parameter
 
 
 def read_parameters(namespace: MutableMapping[str, Any], **kinds: Any) -> dict[str, Any]:
-    """The parameters of this notebook, from its `globals()`.
+    """Return the parameters of this notebook, from its `globals()`, and set the notebook's variables to them.
 
-    The names are those that the parameters cell assigns.  Whatever else papermill's cell assigns is a mistake: an
-    unknown or misspelt `-p` name raises ValueError with the nearest known ones, before anything runs.
-    RLHELPERS_QUICK=1 in the environment sets `quick`, where the notebook has it.
+    The names are those that the parameters cell assigns.  RLHELPERS_QUICK=1 in the environment sets `quick`, where the
+    notebook has it.
 
-    kinds: for a notebook that makes no configuration, the kind (see training/fields) of each parameter.  ValueError
-    then has a line for every parameter that is of no such kind: name, value, what is accepted.  A number that arrives
-    as text is read, as make_config reads it.  The notebook's own variables get the values that are returned.
+    kinds: for a notebook that makes no configuration, the kind (see training/settings) of each parameter.  A number
+    that arrives as text is read, as make_config reads it.
+
+    Raises ValueError, before anything runs, with a line for each name that only papermill's cell has, with the nearest
+    known ones, or for each value that is of another kind.
     """
     # In an IPython kernel `In` holds the source of every cell that ran; the last parameters cell counts.
     cells = [source for source in namespace["In"] if source.lstrip().startswith(HEADING)]

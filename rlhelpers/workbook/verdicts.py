@@ -15,16 +15,19 @@ MARKS = {None: " ", True: "✓", False: "✗"}
 
 
 class Verdicts:
-    """Verdicts in a JSON file, written at every tick.  A verdict belongs to prompt, question and response together:
-    whoever samples the same response again finds it ticked, and no tick ever moves to another response."""
+    """Verdicts in a JSON file, written at every tick.
+
+    A verdict belongs to prompt, question and response together.  Who samples the same response again finds it ticked,
+    and no tick ever moves to another response.
+    """
 
     def __init__(self, path: Path):
-        """Reads the file where it is there.  Raises ValueError when it does not hold verdicts."""
+        """Read the file where it is there.  Raises ValueError when it does not hold verdicts."""
         self.path = Path(path)
         self._kept = _read(self.path) if self.path.exists() else {}
 
     def __getitem__(self, row: pd.Series) -> bool | None:
-        """True: right in substance; False: wrong; None: not judged."""
+        """Return True for right in substance, False for wrong, None for not judged."""
         return self._kept.get(_key(row), {}).get("right")
 
     def __setitem__(self, row: pd.Series, right: bool | None) -> None:
@@ -36,7 +39,7 @@ class Verdicts:
         write_atomically(self.path, json.dumps(self._kept, indent=1, ensure_ascii=False) + "\n")
 
     def of(self, table: pd.DataFrame) -> pd.Series:
-        """The verdict on each row: True, False or None."""
+        """Return the verdict on each row: True, False or None."""
         return pd.Series([self[row] for _, row in table.iterrows()], index=table.index, dtype=object)
 
 
@@ -56,7 +59,7 @@ def _key(row: pd.Series) -> str:
 
 
 def browse(table: pd.DataFrame, verdicts: Verdicts):
-    """A widget: the list of responses, the one that is chosen in full, and the three choices of a verdict.
+    """Return a widget: the list of responses, the chosen one in full, and the three choices of a verdict.
 
     `table` has the columns prompt, question, ground_truth, response, category and reason, and at least one row.
     """
@@ -98,7 +101,7 @@ def _labels(rows: list[pd.Series], verdicts: Verdicts) -> list[tuple[str, int]]:
 
 
 def _as_html(row: pd.Series) -> str:
-    """Everything that a person needs to judge; tags in a response are text here."""
+    """Everything that a person needs to judge.  Tags in a response are text here."""
     question, truth, response = (html.escape(row[name]) for name in ("question", "ground_truth", "response"))
     return (
         f"<p><b>Question</b> {question}</p><p><b>Ground truth</b> {truth}</p>"

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -47,6 +48,22 @@ POINTS = {
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
+# On paper: tables that fit the page, broken between rows and not before them.
+STYLE = """<style>
+td, th { text-align: left !important; }
+td code { white-space: normal; overflow-wrap: anywhere; }
+@media print {
+  table { font-size: 8pt !important; }
+  tr, img, p { break-inside: avoid; }
+  h1, h2, h3, h2 + p { break-after: avoid; }
+  .jp-Cell, .jp-Cell-outputWrapper, .jp-OutputArea, .jp-OutputArea-child, .jp-OutputArea-output {
+    display: block !important; break-inside: auto !important; overflow: visible !important;
+  }
+}
+</style>
+"""
+
+
 @dataclass(frozen=True)
 class Place:
     """A heading of a notebook."""
@@ -70,8 +87,11 @@ def _cells() -> Iterator[tuple[str, nbformat.NotebookNode]]:
 
 
 def places() -> dict[str, list[Place]]:
-    """Where each problem stands: the first heading of each chapter that begins with its name.  First the handout's
-    problems in its order, then whatever else the chapters have; [] for a problem that no chapter has."""
+    """Return where each problem stands: the first heading of each chapter that begins with its name.
+
+    The handout's problems come first, in its order, then those that only the chapters have.  A problem that no chapter
+    has gets [].
+    """
     found: dict[str, list[Place]] = {name: [] for name in POINTS}
     for notebook, cell in _cells():
         headings = re.findall(r"^##+ (`.*)$", cell.source, re.MULTILINE) if cell.cell_type == "markdown" else []
@@ -84,7 +104,7 @@ def places() -> dict[str, list[Place]]:
 
 
 def written_answers() -> dict[str, list[str]]:
-    """The written answers of the chapters, in Markdown, by problem; several where a problem has parts."""
+    """Return the chapters' written answers, in Markdown, by problem; several where a problem has parts."""
     answers: dict[str, list[str]] = {}
     for _, cell in _cells():
         grading = cell.metadata.get("nbgrader", {})
@@ -95,8 +115,10 @@ def written_answers() -> dict[str, list[str]]:
 
 
 def properties(problem: str) -> tuple[int, int]:
-    """Of the properties that the chapters check of this problem's function, how many hold and how many there are; (0,
-    0) where no function is asked for.  Read from the notebooks' outputs: they say what held when they were run."""
+    """Return how many properties of this problem's function hold, and how many the chapters check.
+
+    They are read from the notebooks' outputs: what held when they were run.  (0, 0) where no function is asked for.
+    """
     for _, cell in _cells():
         grade_id = cell.metadata.get("nbgrader", {}).get("grade_id", "")
         if cell.cell_type == "code" and grade_id.startswith("check_") and problem.startswith(grade_id[6:]):
@@ -107,16 +129,16 @@ def properties(problem: str) -> tuple[int, int]:
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """Rows with the same keys, as a table in Markdown."""
+    """Return rows with the same keys as a table in Markdown."""
     lines = [list(rows[0]), ["---"] * len(rows[0]), *([str(value) for value in row.values()] for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def export(folder: Path | None = None) -> list[str]:
-    """Run notebook 09 and write it to `folder` (default: data/runs/writeup) as writeup.html, without its code, with the
-    figures inside; and as writeup.pdf where a Chromium is installed.  Returns what to tell the reader.
+    """Run notebook 09 and write it to `folder` (default: data/runs/writeup); return what to tell the reader.
 
-    Raises RuntimeError when the notebook or Chromium fails.
+    writeup.html has no code and all figures.  writeup.pdf is made where a Chromium is installed.  Raises RuntimeError
+    when the notebook or Chromium fails.
     """
     folder = (paths.RUNS / "writeup" if folder is None else Path(folder)).resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -133,8 +155,6 @@ def export(folder: Path | None = None) -> list[str]:
 def _as_html(folder: Path) -> str:
     from nbconvert.preprocessors import CellExecutionError, ExecutePreprocessor
 
-    from rlhelpers.workbook.page import as_page
-
     notebook = nbformat.read(paths.ROOT / "notebooks" / NOTEBOOK, as_version=4)
     try:
         where = {"metadata": {"path": str(paths.ROOT / "notebooks")}}
@@ -144,7 +164,24 @@ def _as_html(folder: Path) -> str:
     for cell in notebook.cells:  # pictures are embedded only from below the path
         cell.source = cell.source.replace("](../figures/", "](figures/")
     chapters = os.path.relpath(paths.ROOT / "notebooks", folder)
-    return re.sub(r'href="(\d\d_\w+\.ipynb)', rf'href="{chapters}/\1', as_page(notebook, "Write-up", paths.ROOT))
+    return re.sub(r'href="(\d\d_\w+\.ipynb)', rf'href="{chapters}/\1', _as_page(notebook))
+
+
+def _as_page(notebook: nbformat.NotebookNode) -> str:
+    """The notebook as HTML that needs no network: no code, pictures inside, formulas in MathML."""
+    from latex2mathml.converter import convert
+    from nbconvert import HTMLExporter
+    from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+
+    exporter = HTMLExporter(exclude_input=True, exclude_input_prompt=True, exclude_output_prompt=True)
+    renderer = IPythonRenderer(escape=False, embed_images=True, path=str(paths.ROOT))
+    # nbconvert leaves formulas as LaTeX for a script from the network; MathML is set by the browser itself.
+    renderer.inline_math, renderer.block_math = convert, partial(convert, display="block")
+    exporter.register_filter("markdown2html", MarkdownWithMath(renderer=renderer).render)
+    notebook.metadata.title = "Write-up"
+    html, _ = exporter.from_notebook_node(notebook)
+    html = re.sub(r'<script src="https:[^"]*">\s*</script>', "", html)  # MathJax and RequireJS
+    return html.replace("</head>", f"{STYLE}</head>", 1)
 
 
 def _print(browser: str, page: Path, printed: Path) -> None:

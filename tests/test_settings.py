@@ -1,18 +1,11 @@
-"""Bad input at the notebooks: what the check before the first cell of work refuses, and what it lets through unchanged.
+"""Bad settings: what make_config and the check of the inputs refuse, and what they let through unchanged."""
 
-Notebooks 04 to 07 have the settings of a run as parameters, and check them by make_config and check_inputs; the others
-give read_parameters the kinds of theirs.  No kernel is started here.
-"""
-
-import ast
 import math
 from types import SimpleNamespace
 
-import nbformat
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from papermill.translators import PythonTranslator
 
 from rlhelpers import paths
 from rlhelpers.kernels.estimators import ESTIMATORS
@@ -178,7 +171,7 @@ def test_an_estimator_without_a_group_takes_groups_of_one():
         ({"max_tokens": 2048}, "max_tokens: got 2048; accepted are fewer than the 2048 tokens of the context"),
     ],
 )
-def test_a_notebook_finds_what_is_not_there_before_anything_is_made(roots, settings, message):
+def test_what_is_not_there_is_found_before_anything_is_made(roots, settings, message):
     with pytest.raises(ValueError, match=message):
         configurations.configuration(paths.ROOT / "notebooks/04_grpo.ipynb", settings)
     assert not roots[0].exists()
@@ -226,7 +219,7 @@ def test_of_a_name_on_the_hub_is_asked_whether_it_is_there(monkeypatch, answer):
         check_model("tinny", 8)
 
 
-def test_of_a_model_that_is_one_commit_that_commit_is_looked_for_in_the_cache(monkeypatch, tmp_path):
+def test_of_a_pinned_model_its_commit_is_looked_for(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     from rlhelpers.models import REVISIONS
@@ -262,59 +255,3 @@ def test_the_name_of_a_task_is_a_text(name):
 def test_a_number_too_long_to_be_written_is_refused_in_words(call):
     with pytest.raises(ValueError, match=r"(max_tokens|prompt): got a number too long to be written; "):
         call(10**5000)
-
-
-# The notebooks that make no configuration.
-
-CELLS = {}
-for file in ("01_prompting_baselines", "02_variance_derivations", "03_grpo_components", "09_writeup"):
-    code = [c.source for c in nbformat.read(paths.ROOT / f"notebooks/{file}.ipynb", 4).cells if c.cell_type == "code"]
-    CELLS[file] = code[:2]
-OTHERS = [
-    (file, statement.target.id, ast.literal_eval(statement.value))
-    for file, (own, _) in CELLS.items()
-    for statement in ast.parse(own).body
-]
-
-
-def check_of(file, **parameters):
-    """The variables of the notebook after its check, with parameters as papermill gives them."""
-    own, checking = CELLS[file]
-    injected = PythonTranslator.codify(parameters)
-    names = {"In": ["", own, injected]}
-    exec(own, names)
-    exec(injected, names)
-    needed = "read_parameters(", "kinds", "rlhelpers.workbook.parameters", "rlhelpers.training.settings"
-    for statement in ast.parse(checking).body:
-        source = ast.unparse(statement)
-        if any(word in source for word in needed):
-            exec(source, names)
-    return names
-
-
-@pytest.mark.parametrize(("file", "name", "default"), OTHERS, ids=lambda value: f"{value}")
-def test_what_no_parameter_of_the_other_notebooks_takes(file, name, default, monkeypatch):
-    monkeypatch.delenv("RLHELPERS_QUICK", raising=False)
-    is_text, is_switch = isinstance(default, str) or default is None, isinstance(default, bool)
-    bad = [float("nan"), float("inf"), "", " ", [1], -1, 10**400]
-    bad += [] if name == "cliprange" else [1e308]
-    bad += [True, 3, 0.5] if is_text else [0, 1, "yes", None] if is_switch else [True, False, None, "fast", "nan"]
-    if name not in ("seed", "temperature") and not is_text:
-        bad.append(0)
-    for value in bad:
-        refused(lambda value=value: check_of(file, **{name: value}), name, value)
-    with pytest.raises(ValueError, match=f"{name}x: there is no such setting; did you mean .*{name}"):
-        check_of(file, **{f"{name}x": default})
-    assert check_of(file)[name] == default and check_of(file, **{name: default})[name] == default
-
-
-def test_what_the_other_notebooks_read_from_text():
-    assert check_of("02_variance_derivations", samples="5000", group_size=" 4 ", seed="7")["samples"] == 5000
-    assert check_of("03_grpo_components", cliprange="1e-4 ")["cliprange"] == 1e-4
-    assert check_of("09_writeup", committed_only="false")["committed_only"] is False
-    read = check_of("01_prompting_baselines", temperature="0", n_examples="5", responses=None, quick="True")
-    assert (read["temperature"], read["n_examples"], read["responses"], read["quick"]) == (0, 5, None, True)
-    for temperature in (0.001, 101):
-        refused(
-            lambda value=temperature: check_of("01_prompting_baselines", temperature=value), "temperature", temperature
-        )
