@@ -83,7 +83,7 @@ def package_step(
 def package_run(case: Case, model: PreTrainedModel, optimizer: Optimizer, engine: RolloutEngine) -> Run:
     """Return a run whose `step` can be measured.  It writes no records."""
     log = SimpleNamespace(remark=print, records=None)
-    return Run(case.config, case.task, model, case.tokenizer, engine, optimizer, log)
+    return Run(case.config, case.task, case.grader, model, case.tokenizer, engine, optimizer, log)
 
 
 def make_up_rows(
