@@ -27,7 +27,7 @@ WITHOUT_A_ROW = {
     **dict.fromkeys(["make_sft_config", "make_dpo_config", "hold_out", "losses_of"], "see test_offline and test_dpo"),
     **dict.fromkeys(["PackedSFTDataset", "iterate_batches"], "see test_sft"),
     **dict.fromkeys(["load_pairs", "pair_solutions", "write_pairs"], "see test_preference_pairs"),
-    **dict.fromkeys(["render", "alpaca_prompt"], "see test_instructions"),
+    "alpaca_prompt": "see test_offline",
     **dict.fromkeys(["read_texts", "write_texts"], "see test_data_files"),
     **dict.fromkeys(["get_benchmark", "answer", "save"], "see test_benchmarks and test_zero_shot"),
     "read_report": "see test_benchmark_report",
