@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import rlhelpers.tasks.algebra as algebra
 from rlhelpers.checks import check_callable, check_kind, check_text
-from rlhelpers.tasks import algebra
 from rlhelpers.tasks.answers import MAX_CHARS, Boxes, last_number, read_quantity, tidy
 from rlhelpers.tasks.prompts import Prompt, get_prompt
 
