@@ -91,7 +91,7 @@ def test_no_notebook_imports_torch_before_the_package(path):
 
 
 @slow
-@pytest.mark.parametrize("module", ["workbook.papermill", "sweep.workers"])
+@pytest.mark.parametrize("module", ["workbook.papermill", "sweep.run"])
 def test_a_kernel_of_ours_has_it(module, tmp_path):
     """Before the notebook imports anything."""
     notebook, output = tmp_path / "a.ipynb", tmp_path / "b.ipynb"
