@@ -32,7 +32,7 @@ WITHOUT_A_ROW = {
     **dict.fromkeys(["get_benchmark", "answer", "save"], "see test_benchmarks and test_zero_shot"),
     "read_report": "see test_benchmark_report",
     "compute_dpo_losses": "see test_preferences",
-    **dict.fromkeys(["flatten", "rows_to_read"], "called with what an engine has given"),
+    **dict.fromkeys(["flatten", "grade_all", "rows_to_read"], "called with what an engine has given"),
     "check_inputs": "test_settings feeds it",
     "check_model": "test_settings feeds it",
     "check_task": "test_settings feeds it",
