@@ -18,12 +18,8 @@ SILENT = [("1+2=", " 3", "3"), ("1+2=", " 3", "3")]
 
 
 def _step(rollouts: list = ROLLOUTS, microbatches: int = 1, **settings) -> dict:
-    return {
-        "gradient_accumulation_steps": microbatches,
-        "max_grad_norm": None,
-        "rollouts": rollouts,
-        "group_size": 2,
-    } | settings
+    inputs = {"gradient_accumulation_steps": microbatches, "max_grad_norm": None, "rollouts": rollouts, "group_size": 2}
+    return inputs | settings
 
 
 CONSTANT = {"loss_normalization": "constant", "normalization_constant": 16.0}
@@ -94,14 +90,6 @@ def _scaled_step(normalization: str, scale: Callable[[int], float]) -> Callable:
     return step
 
 
-def _without_temperature(*, temperature=1.0, **arguments):
-    return kernels.grpo_train_step(**arguments)
-
-
-def _encoded_again(*, rollout_token_ids=None, **arguments):
-    return kernels.grpo_train_step(**arguments)
-
-
 def _stepping_for_nothing(*, model, optimizer, **arguments):
     loss, metadata = kernels.grpo_train_step(model=model, optimizer=optimizer, **arguments)
     if metadata["pruned_fraction"] == 1:
@@ -156,8 +144,8 @@ grpo_train_step = Exercise(
         ),
         "a gradient left over from before": _with_stale_gradient,
         "a step of the optimizer where there is no gradient, which decays the weights": _stepping_for_nothing,
-        "ignoring the temperature": _without_temperature,
-        "encoding the text again": _encoded_again,
+        "ignoring the temperature": lambda **given: kernels.grpo_train_step(**given | {"temperature": 1.0}),
+        "encoding the text again": lambda **given: kernels.grpo_train_step(**given | {"rollout_token_ids": None}),
     },
     _weights_after,
 )
