@@ -26,11 +26,8 @@ CONSTANT = {"loss_normalization": "constant", "normalization_constant": 16.0}
 
 
 def _cut_steps(**settings) -> list[dict]:
-    return [
-        _step(microbatches=2, **settings),
-        _step(microbatches=4, **settings),
-        _step(SILENT + ROLLOUTS, microbatches=2, **settings),  # 3 rows and 1, once the silent ones are left out
-    ]
+    uneven = _step(SILENT + ROLLOUTS, microbatches=2, **settings)  # 3 rows and 1, once the silent ones are left out
+    return [_step(microbatches=2, **settings), _step(microbatches=4, **settings), uneven]
 
 
 SAMPLED_IDS = [([5, 6], [7, 8]), ([5, 6], [9]), ([10], [11, 12]), ([10], [13])]
@@ -59,12 +56,10 @@ def _weights_after(function: Callable, inputs: dict) -> dict[str, Tensor | float
         repeated_ground_truths=truths,
         **settings,
     )
-    change = {name: weight.detach() - before[name] for name, weight in policy.named_parameters()}
-    sums = {
-        f"change of {name}": torch.stack([d.norm(), (d * torch.arange(d.numel()).reshape(d.shape)).mean()])
-        for name, d in change.items()
-        if name in ("lm_head.weight", "model.embed_tokens.weight")
-    }
+    sums = {}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        d = policy.get_parameter(name).detach() - before[name]
+        sums[f"change of {name}"] = torch.stack([d.norm(), (d * torch.arange(d.numel()).reshape(d.shape)).mean()])
     return {"loss": loss, **{name: metadata[name] for name in NEEDED}} | sums
 
 
