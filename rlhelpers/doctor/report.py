@@ -18,6 +18,7 @@ VLLM_NEEDS = {"torch": "==2.13.0", "transformers": ">=5.16.1,<5.20"}  # as vLLM 
 DRIVERS = {"11": "450", "12": "525", "13": "580"}
 BF16 = (8, 0)  # the first compute capability with bf16 arithmetic, and the first that flash-attention 2 runs on
 TORCH = "pip install --force-reinstall torch==2.13.0"
+USE_TORCH = "set engine=torch sleep_level=0 kv_cache_gib=1"
 SETUP = "make setup, or pip install --constraint constraints.txt --editable ."
 
 
@@ -89,7 +90,7 @@ def _companions(machine: Machine, config: RunConfig) -> Iterator[Finding]:
 def _system(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     fine = config.engine == "torch" or machine.system == "Linux"
     found = f"{machine.system}, {_count(machine.cores, 'core')}{'' if fine else '; vLLM is for Linux only'}"
-    yield judge(fine, "system", found, "set engine=torch sleep_level=0 kv_cache_gib=1, or use Linux (on Windows: WSL)")
+    yield judge(fine, "system", found, f"{USE_TORCH}, or use Linux (on Windows: WSL)")
 
 
 def _gpus(machine: Machine, config: RunConfig) -> Iterator[Finding]:
@@ -170,13 +171,12 @@ def _server_gpu(machine: Machine, config: RunConfig) -> Iterator[Finding]:
 
 def _card(capability: tuple[int, int], machine: Machine, config: RunConfig) -> Iterator[Finding]:
     """What the policy's card can compute: bf16, and attention."""
-    new, found = capability >= BF16, f"compute capability {capability[0]}.{capability[1]}"
-    if new or config.engine == "torch":
-        found += "" if new else ": bf16 is emulated, slowly"
-        yield judge(new, "bf16", found, "use a card of 8.0 or newer (Ampere)", "warning")
+    new, remedy = capability >= BF16, "use a card of 8.0 or newer (Ampere)"
+    found = f"compute capability {capability[0]}.{capability[1]}"
+    if config.engine == "torch":
+        yield judge(new, "bf16", found if new else f"{found}: bf16 is emulated, slowly", remedy, "warning")
     else:
-        remedy = "use a card of 8.0 or newer, or set engine=torch sleep_level=0 kv_cache_gib=1"
-        yield Finding("problem", "bf16", f"{found}: vLLM refuses bf16", remedy)
+        yield judge(new, "bf16", found if new else f"{found}: vLLM refuses bf16", f"{remedy}, or {USE_TORCH}")
     if version := machine.versions.get("flash-attn"):
         found = version if new else f"{version} does not run on this card"
         yield judge(new, "flash-attn", found, "pip uninstall flash-attn")
