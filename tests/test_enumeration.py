@@ -27,7 +27,6 @@ from rlhelpers.theory.enumeration import (
     expected_update,
     group_estimates,
     kernel_advantage,
-    leave_one_out,
     moments,
     optimal_baseline,
     surrogate,
@@ -115,7 +114,7 @@ def test_group_mean_and_leave_one_out(policy, rewards, size):
     groups, chance = all_groups(policy, size)
     gradient = policy.policy_gradient(rewards)
     by_mean = group_estimates(policy, rewards, groups, kernel_advantage("mean", "none"))
-    left_out = group_estimates(policy, rewards, groups, leave_one_out)
+    left_out = group_estimates(policy, rewards, groups, kernel_advantage("leave_one_out", "none"))
     close(moments(chance, by_mean).mean, (size - 1) / size * gradient)
     close(moments(chance, left_out).mean, gradient)
     close(left_out, by_mean * size / (size - 1))
@@ -210,7 +209,7 @@ POLICY, OLD, OTHER = TabularPolicy(2, 2), TabularPolicy(2, 2, seed=1), TabularPo
 REWARDS = torch.tensor([0.0, 1, 0, 1], dtype=torch.float64)
 CHANCES, SCORES = POLICY.probabilities().detach(), POLICY.scores()
 GROUPS, _ = all_groups(POLICY, 2)
-GROUPED = {"policy": POLICY, "rewards": REWARDS, "groups": GROUPS, "advantage": leave_one_out}
+GROUPED = {"policy": POLICY, "rewards": REWARDS, "groups": GROUPS, "advantage": kernel_advantage("mean", "none")}
 UPDATED = {"policy": POLICY, "rewards": REWARDS, "group_size": 2, "estimator": Estimator("grpo"), "sampled_from": OLD}
 TWO = {"policy": POLICY, "old": OLD, "rewards": REWARDS, "blocks": [[0], [1]]}
 GOOD = {
@@ -221,7 +220,6 @@ GOOD = {
     "all_groups": (all_groups, {"policy": POLICY, "group_size": 2}),
     "group_estimates": (group_estimates, GROUPED),
     "kernel_advantage": (kernel_advantage, {"baseline": "mean", "advantage_normalizer": "std", "eps": 1e-6}),
-    "leave_one_out": (leave_one_out, {"grouped": REWARDS[GROUPS]}),
     "expected_update": (expected_update, UPDATED),
     "surrogate": (surrogate, TWO),
     "block_estimates": (block_estimates, TWO),
@@ -261,7 +259,6 @@ ROWS = [
     Row("kernel_advantage", "baseline", NOT_A_NAME),
     Row("kernel_advantage", "advantage_normalizer", NOT_A_NAME),
     Row("kernel_advantage", "eps", [*NOT_A_NUMBER, -1, math.inf], "advantage_eps: got "),
-    Row("leave_one_out", "grouped", [*NOT_A_TENSOR, REWARDS, REWARDS[:, None]]),
     Row("expected_update", "policy", SOMETHING_ELSE),
     Row("expected_update", "rewards", NO_REWARDS),
     Row("expected_update", "group_size", [*NOT_WHOLE, 0]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rlhelpers.doctor.machine import Gpu, Machine
-from rlhelpers.doctor.memory import GIB, Architecture, Demand, cache_gib, predict_memory
+from rlhelpers.doctor.memory import GIB, Demand, cache_gib, predict_memory
 from rlhelpers.models import download_command
 from rlhelpers.training.config import RunConfig
 
@@ -61,7 +61,9 @@ def examine_memory(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     for demand in predict_memory(config, model, on_gpu, machine.prompt_tokens):
         yield _judge(demand, machine, config)
     if config.engine != "torch":
-        yield _cache(config, model, on_gpu, machine.prompt_tokens)
+        least, size = _longest_response(machine, config, on_gpu), config.kv_cache_gib
+        found = f"kv_cache_gib={size} holds {int(size / least)} of the longest responses"
+        yield judge(size >= least, "vLLM's cache", found, f"set kv_cache_gib={math.ceil(10 * least) / 10}")
 
 
 def examine_disks(machine: Machine, config: RunConfig) -> Iterator[Finding]:
@@ -106,8 +108,7 @@ def _judge(demand: Demand, machine: Machine, config: RunConfig) -> Finding:
     parts = ", ".join(f"{part} {size:.1f}" for part, size in demand.parts.items() if size >= 0.05)
     place = _free_and_total(demand, machine, config)
     if place is None:
-        found = f"would take {demand.total:.1f} GiB ({parts})"
-        return Finding("warning", name, found, _on_a_small_card(machine, config))
+        return Finding("warning", name, f"would take {demand.total:.1f} GiB ({parts})", _small_card(machine, config))
     free, total = place
     found = f"{demand.total:.1f} of {free:.1f} GiB free ({parts})"
     if demand.total <= TIGHT * free:
@@ -125,7 +126,7 @@ def _as_settings(change: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in change.items())
 
 
-def _on_a_small_card(machine: Machine, config: RunConfig) -> str:
+def _small_card(machine: Machine, config: RunConfig) -> str:
     """The settings that make the run fit on the smallest card that the workbook supports."""
     imagined = replace(machine, gpus=(SMALL_CARD,) * (1 + max(policy_index(config), server_index(config))))
     change = settings_that_fit(imagined, config)
@@ -155,31 +156,23 @@ def _changes(config: RunConfig, machine: Machine, on_gpu: bool) -> Iterator[dict
 
     Sleep, smaller microbatches, gradient checkpointing, a smaller cache, another engine.
     """
-    batch, model = config.train_batch_size, machine.architecture
-    microbatches = [{}] + [
-        {"gradient_accumulation_steps": steps}
-        for steps in range(config.gradient_accumulation_steps + 1, batch + 1)
-        if batch % steps == 0
-    ]
-    checkpointing = [{}]
-    if config.components == "package" and not config.gradient_checkpointing:
-        checkpointing.append({"gradient_checkpointing": True})
+    batch = config.train_batch_size
+    more = range(config.gradient_accumulation_steps + 1, batch + 1)
+    microbatches = [{}, *({"gradient_accumulation_steps": steps} for steps in more if batch % steps == 0)]
+    may_checkpoint = config.components == "package" and not config.gradient_checkpointing
+    checkpointing = [{}, {"gradient_checkpointing": True}] if may_checkpoint else [{}]
     deeper = range(config.sleep_level + 1, 3) if config.engine == "vllm" and on_gpu else ()
-    sleep = [{}] + [{"sleep_level": level} for level in deeper]
-    least = _longest_response(model, config, on_gpu, machine.prompt_tokens)
-    smaller = [{"kv_cache_gib": config.kv_cache_gib / cut} for cut in (2, 4, 8) if config.kv_cache_gib / cut >= least]
-    engines = [{}, *smaller] if config.engine != "torch" else [{}]
-    if config.engine == "torch" and on_gpu:
-        engines.append({"engine": "vllm", "kv_cache_gib": math.ceil(4 * least), "sleep_level": 1})
+    sleep = [{}, *({"sleep_level": level} for level in deeper)]
+    least = _longest_response(machine, config, on_gpu)
+    if config.engine != "torch":
+        sizes = [config.kv_cache_gib / cut for cut in (2, 4, 8)]
+        engines = [{}, *({"kv_cache_gib": size} for size in sizes if size >= least)]
+    else:
+        engines = [{}, {"engine": "vllm", "kv_cache_gib": math.ceil(4 * least), "sleep_level": 1}][: 1 + on_gpu]
     yield from (e | s | m | c for e in engines for c in checkpointing for m in microbatches for s in sleep)
 
 
-def _longest_response(model: Architecture, config: RunConfig, on_gpu: bool, prompt_tokens: int) -> float:
-    return cache_gib(model, 1, min(prompt_tokens + config.max_tokens, model.context), 2 if on_gpu else 4)
-
-
-def _cache(config: RunConfig, model: Architecture, on_gpu: bool, prompt_tokens: int) -> Finding:
-    least = _longest_response(model, config, on_gpu, prompt_tokens)
-    found = f"kv_cache_gib={config.kv_cache_gib} holds {int(config.kv_cache_gib / least)} of the longest responses"
-    remedy = f"set kv_cache_gib={math.ceil(10 * least) / 10}"
-    return judge(config.kv_cache_gib >= least, "vLLM's cache", found, remedy)
+def _longest_response(machine: Machine, config: RunConfig, on_gpu: bool) -> float:
+    """Its keys and values, in GiB."""
+    model = machine.architecture
+    return cache_gib(model, 1, min(machine.prompt_tokens + config.max_tokens, model.context), 2 if on_gpu else 4)

@@ -139,16 +139,13 @@ def _ask_driver() -> tuple[str | None, tuple[str, ...]]:
 
 
 def _gpus() -> tuple[Gpu, ...]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's warning about an old driver becomes a finding
+    with warnings.catch_warnings(action="ignore"):  # torch's warning about an old driver becomes a finding
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return tuple(map(_gpu, range(count)))
-
-
-def _gpu(index: int) -> Gpu:
-    free, total = torch.cuda.mem_get_info(index)
-    capability = torch.cuda.get_device_capability(index)
-    return Gpu(torch.cuda.get_device_name(index), total / GIB, free / GIB, capability)
+    sizes = [torch.cuda.mem_get_info(i) for i in range(count)]  # (free, total)
+    return tuple(
+        Gpu(torch.cuda.get_device_name(i), total / GIB, free / GIB, torch.cuda.get_device_capability(i))
+        for i, (free, total) in enumerate(sizes)
+    )
 
 
 def _free_ram() -> float:
@@ -168,39 +165,28 @@ def _free_disk(folder: Path) -> float:
 
 def _look_at_model(config: RunConfig) -> dict:
     """Where the model comes from, and its architecture where no download is needed to know it."""
-    source = Path(_source(config))
+    source, where = _source(config)
+    folder = Path(source)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        return {"model_error": f"no *.safetensors in {config.model}"}
+    if folder.is_absolute() and not folder.is_dir():
+        return {"model_error": f"there is no folder {config.model}"}
     try:
-        if source.is_dir():
-            if not any(source.glob("*.safetensors")):
-                return {"model_error": f"no *.safetensors in {config.model}"}
-            found, place = _read_architecture(str(source)), "folder"
-        elif source.is_absolute():
-            return {"model_error": f"there is no folder {config.model}"}
-        elif any(_is_cached(config.model, f"model.safetensors{end}") for end in ("", ".index.json")):
-            found, place = _read_architecture(config.model), "cache"
-        else:
-            known = config.model == COURSE["model"]
-            found, place = Architecture.of(Olmo2Config(**OLMO_1B)) if known else None, "hub"
+        files = [] if folder.is_dir() else ["model.safetensors", "model.safetensors.index.json"]
+        cached = [try_to_load_from_cache(source, file, revision=where["revision"]) for file in files]
+        if folder.is_dir() or any(isinstance(path, str) for path in cached):
+            found = Architecture.of(AutoConfig.from_pretrained(source, **where))
+            return {"model_from": "folder" if folder.is_dir() else "cache", "architecture": found}
+        known = config.model == COURSE["model"]
+        return {"model_from": "hub", "architecture": Architecture.of(Olmo2Config(**OLMO_1B)) if known else None}
     except Exception as error:  # a broken folder and a broken transformers raise errors of any kind
         return {"model_error": " ".join(f"{type(error).__name__}: {error}".split())[:200]}
-    return {"model_from": place, "architecture": found}
 
 
-def _source(config: RunConfig) -> str:
-    return str(paths.TINY) if config.model == "tiny" else config.model
-
-
-def _read_architecture(source: str) -> Architecture:
-    return Architecture.of(AutoConfig.from_pretrained(source, **_here(source)))
-
-
-def _here(source: str) -> dict:
-    """Options of from_pretrained that download nothing and run no code of the model."""
-    return {"revision": revision(source), "local_files_only": True, "trust_remote_code": False}
-
-
-def _is_cached(model: str, file: str) -> bool:
-    return isinstance(try_to_load_from_cache(model, file, revision=revision(model)), str)
+def _source(config: RunConfig) -> tuple[str, dict]:
+    """The model's folder or name, and options of from_pretrained that download nothing and run no code of the model."""
+    source = str(paths.TINY) if config.model == "tiny" else config.model
+    return source, {"revision": revision(source), "local_files_only": True, "trust_remote_code": False}
 
 
 def _look_at_task(config: RunConfig) -> dict:
@@ -212,7 +198,8 @@ def _look_at_task(config: RunConfig) -> dict:
     prompt = get_prompt(config.prompt)
     longest = max((prompt(problem.question) for problem in [*task.train, *task.validation]), key=len)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(_source(config), **_here(_source(config)))
+        source, where = _source(config)
+        tokenizer = AutoTokenizer.from_pretrained(source, **where)
     except Exception:  # not on this machine, or broken: a finding about the model
         return {"prompt_tokens": len(longest) // 3}  # English has about 4 characters per token
     return {"prompt_tokens": len(tokenizer.encode(longest, add_special_tokens=False))}

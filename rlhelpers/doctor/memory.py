@@ -147,9 +147,7 @@ def step_bytes(model: Architecture, number: int, responses: int, prompts: int = 
     keys and values for each row.  When the backward pass is through with the responses, their share of the gradient
     waits for that of the prompts: as large as the embedding and all layers but the last.
     """
-    of_prompts = (
-        prompts * (model.layers - 1) * _layer_bytes(model, number)
-    )  # the last layer gives keys and values alone
+    of_prompts = prompts * (model.layers - 1) * _layer_bytes(model, number)  # the last gives keys and values alone
     activations = of_prompts + activation_bytes(model, responses, number)
     logits = _chunk_bytes(model, responses, number)
     if not prompts:

@@ -7,16 +7,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from rlhelpers.doctor.fit import (
-    Finding,
-    examine_disks,
-    examine_memory,
-    judge,
-    policy_index,
-    server_index,
-    wants_gpu,
-)
-from rlhelpers.doctor.machine import COURSE_PORT, Machine, look_at_machine
+from rlhelpers.doctor.fit import Finding, examine_disks, examine_memory, judge, policy_index, server_index, wants_gpu
+from rlhelpers.doctor.machine import COURSE_PORT, Machine
 from rlhelpers.models import download_command
 from rlhelpers.training.config import RunConfig
 
@@ -26,12 +18,8 @@ VLLM_NEEDS = {"torch": "==2.13.0", "transformers": ">=5.16.1,<5.20"}  # as vLLM 
 DRIVERS = {"11": "450", "12": "525", "13": "580"}
 BF16 = (8, 0)  # the first compute capability with bf16 arithmetic, and the first that flash-attention 2 runs on
 TORCH = "pip install --force-reinstall torch==2.13.0"
+USE_TORCH = "set engine=torch sleep_level=0 kv_cache_gib=1"
 SETUP = "make setup, or pip install --constraint constraints.txt --editable ."
-
-
-def report(config: RunConfig) -> str:
-    """What `rlhelpers doctor` prints for this configuration on this machine."""
-    return as_table(examine(look_at_machine(config), config))
 
 
 def as_table(findings: Sequence[Finding]) -> str:
@@ -73,12 +61,11 @@ def _python(machine: Machine, config: RunConfig) -> Iterator[Finding]:
 def _packages(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     needed = [Requirement(line) for line in machine.requirements]
     wrong = [text for r in needed if (text := _wrong(machine, r.name, str(r.specifier)))]
-    if not needed:
-        yield Finding("warning", "packages", "rlhelpers is not installed, so its requirements are not known", SETUP)
-    elif wrong:
-        yield Finding("problem", "packages", "; ".join(wrong), SETUP)
+    found = f"{len(needed)} in the versions asked for, torch {machine.versions['torch']}"
+    if needed:
+        yield judge(not wrong, "packages", "; ".join(wrong) or found, SETUP)
     else:
-        yield Finding("ok", "packages", f"{len(needed)} in the versions asked for, torch {machine.versions['torch']}")
+        yield Finding("warning", "packages", "rlhelpers is not installed, so its requirements are not known", SETUP)
 
 
 def _wrong(machine: Machine, name: str, wanted: str) -> str | None:
@@ -101,44 +88,35 @@ def _companions(machine: Machine, config: RunConfig) -> Iterator[Finding]:
 
 
 def _system(machine: Machine, config: RunConfig) -> Iterator[Finding]:
-    found = f"{machine.system}, {_count(machine.cores, 'core')}"
-    if config.engine == "torch" or machine.system == "Linux":
-        yield Finding("ok", "system", found)
-    else:
-        remedy = "set engine=torch sleep_level=0 kv_cache_gib=1, or use Linux (on Windows: WSL)"
-        yield Finding("problem", "system", f"{found}; vLLM is for Linux only", remedy)
+    fine = config.engine == "torch" or machine.system == "Linux"
+    found = f"{machine.system}, {_count(machine.cores, 'core')}{'' if fine else '; vLLM is for Linux only'}"
+    yield judge(fine, "system", found, f"{USE_TORCH}, or use Linux (on Windows: WSL)")
 
 
 def _gpus(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     """The policy's GPU and the server's; where the policy belongs on one, also driver, NCCL, bf16 and attention."""
-    yield from _policy_gpu(machine, config)
+    yield _policy_gpu(machine, config)
     if not wants_gpu(machine, config):
         return
     yield from _driver(machine)
     if config.engine == "vllm-server":
         yield from _server_gpu(machine, config)
-    index = policy_index(config)
-    if index < len(machine.gpus):
-        capability = machine.gpus[index].capability
-        yield _bf16(capability, config)
-        yield _flash_attention(capability, machine.versions.get("flash-attn"))
+    if policy_index(config) < len(machine.gpus):
+        yield from _card(machine.gpus[policy_index(config)].capability, machine, config)
 
 
-def _policy_gpu(machine: Machine, config: RunConfig) -> Iterator[Finding]:
+def _policy_gpu(machine: Machine, config: RunConfig) -> Finding:
     index = policy_index(config)
     if config.device == "cpu":
-        yield Finding("ok", "GPU", "not used: device is cpu")
-    elif index < len(machine.gpus):
-        yield _describe(machine, index, "GPU")
-    elif machine.gpus:
+        return Finding("ok", "GPU", "not used: device is cpu")
+    if index < len(machine.gpus):
+        return _describe(machine, index, "GPU")
+    if machine.gpus:
         found = f"device={config.device}, but the GPUs are 0 to {len(machine.gpus) - 1}"
-        yield Finding("problem", "GPU", found, "set device=auto")
-    elif wants_gpu(machine, config):
-        yield Finding("problem", "GPU", *_why_no_gpu(machine))
-    elif machine.cards:
-        yield Finding("warning", "GPU", *_why_no_gpu(machine))
-    else:
-        yield Finding("ok", "GPU", "none: the policy trains on the CPU")
+        return Finding("problem", "GPU", found, "set device=auto")
+    if wants_gpu(machine, config) or machine.cards:
+        return Finding("problem" if wants_gpu(machine, config) else "warning", "GPU", *_why_no_gpu(machine))
+    return Finding("ok", "GPU", "none: the policy trains on the CPU")
 
 
 def _describe(machine: Machine, index: int, name: str) -> Finding:
@@ -191,22 +169,19 @@ def _server_gpu(machine: Machine, config: RunConfig) -> Iterator[Finding]:
     yield judge(machine.nccl is not None, "NCCL", machine.nccl or "torch has none", remedy)
 
 
-def _bf16(capability: tuple[int, int], config: RunConfig) -> Finding:
+def _card(capability: tuple[int, int], machine: Machine, config: RunConfig) -> Iterator[Finding]:
+    """What the policy's card can compute: bf16, and attention."""
+    new, remedy = capability >= BF16, "use a card of 8.0 or newer (Ampere)"
     found = f"compute capability {capability[0]}.{capability[1]}"
-    if capability >= BF16:
-        return Finding("ok", "bf16", found)
     if config.engine == "torch":
-        return Finding("warning", "bf16", f"{found}: bf16 is emulated, slowly", "use a card of 8.0 or newer (Ampere)")
-    remedy = "use a card of 8.0 or newer, or set engine=torch sleep_level=0 kv_cache_gib=1"
-    return Finding("problem", "bf16", f"{found}: vLLM refuses bf16", remedy)
-
-
-def _flash_attention(capability: tuple[int, int], version: str | None) -> Finding:
-    if version is None:
-        return Finding("ok", "flash-attn", "not installed: torch's own attention (sdpa) is used")
-    if capability >= BF16:
-        return Finding("ok", "flash-attn", version)
-    return Finding("problem", "flash-attn", f"{version} does not run on this card", "pip uninstall flash-attn")
+        yield judge(new, "bf16", found if new else f"{found}: bf16 is emulated, slowly", remedy, "warning")
+    else:
+        yield judge(new, "bf16", found if new else f"{found}: vLLM refuses bf16", f"{remedy}, or {USE_TORCH}")
+    if version := machine.versions.get("flash-attn"):
+        found = version if new else f"{version} does not run on this card"
+        yield judge(new, "flash-attn", found, "pip uninstall flash-attn")
+    else:
+        yield Finding("ok", "flash-attn", "not installed: torch's own attention (sdpa) is used")
 
 
 def _vllm(machine: Machine, config: RunConfig) -> Iterator[Finding]:
@@ -219,12 +194,9 @@ def _vllm(machine: Machine, config: RunConfig) -> Iterator[Finding]:
         yield Finding("problem", "vLLM", wrong, remedy)
         return
     wrong = [text for other, wanted in VLLM_NEEDS.items() if (text := _wrong(machine, other, wanted))]
-    version = machine.versions[name]
-    if wrong:
-        pins = " ".join(f'"{other}{wanted}"' for other, wanted in VLLM_NEEDS.items())
-        yield Finding("problem", "vLLM", f"{name} {version}, but {'; '.join(wrong)}", f"pip install {pins}")
-    else:
-        yield Finding("ok", "vLLM", f"{name} {version}")
+    found = f"{name} {machine.versions[name]}" + (f", but {'; '.join(wrong)}" if wrong else "")
+    pins = " ".join(f'"{other}{wanted}"' for other, wanted in VLLM_NEEDS.items())
+    yield judge(not wrong, "vLLM", found, f"pip install {pins}")
 
 
 def _port(machine: Machine, config: RunConfig) -> Iterator[Finding]:

@@ -22,12 +22,9 @@ def _weighted_reward(response: str, ground_truth: str) -> dict[str, float]:
     return grade | {"reward": 0.5 * grade["answer_reward"] + 0.25 * grade["format_reward"]}
 
 
-def _format_for_reward(reward_fn, rollout_responses, repeated_ground_truths):
-    def as_reward(response, truth):
-        grade = reward_fn(response, truth)
-        return grade | {"reward": grade["format_reward"]}
-
-    return kernels.compute_rollout_rewards(as_reward, rollout_responses, repeated_ground_truths)
+def _format_for_reward(**given):
+    _, metadata = kernels.compute_rollout_rewards(**given)
+    return metadata["format_rewards"], metadata | {"mean_reward": metadata["mean_format_reward"]}
 
 
 def _rewards_and_means(function: Callable, inputs: dict) -> tuple:
@@ -60,10 +57,7 @@ compute_rollout_rewards = Exercise(
 
 
 def _groups(*rewards: list[float]) -> dict:
-    return {
-        "raw_rewards": torch.tensor([reward for group in rewards for reward in group]),
-        "group_size": len(rewards[0]),
-    }
+    return {"raw_rewards": torch.tensor(rewards).flatten(), "group_size": len(rewards[0])}
 
 
 def _with(groups: list[dict], **settings) -> list[dict]:
@@ -83,9 +77,9 @@ EQUAL_GROUPS = [_groups([1.0, 1.0]), _groups([0.9, 0.9, 0.9]), _groups([0.0, 0.0
 def _advantages_with(spread: Callable[[Tensor], Tensor]) -> Callable:
     """A wrong function: `spread` of the grouped rewards in the place of the group's standard deviation."""
 
-    def advantages(raw_rewards, group_size, baseline="mean", advantage_eps=1e-6, advantage_normalizer="std"):
+    def advantages(advantage_normalizer="std", **given):
         own = spread if advantage_normalizer == "std" else advantage_normalizer
-        return kernels.compute_group_normalized_rewards(raw_rewards, group_size, baseline, advantage_eps, own)
+        return kernels.compute_group_normalized_rewards(advantage_normalizer=own, **given)
 
     return advantages
 
@@ -103,10 +97,6 @@ def _unmasked(raw_rewards, group_size, baseline="mean", advantage_eps=1e-6, adva
     spread = {"std": grouped.std(dim=1, keepdim=True) + advantage_eps, "mean": mean + advantage_eps, "none": 1.0}
     advantages = (grouped - (mean if baseline == "mean" else 0.0)) / spread[advantage_normalizer]
     return advantages.reshape(-1), {}
-
-
-def _one_group(raw_rewards, group_size, **settings):
-    return kernels.compute_group_normalized_rewards(raw_rewards, len(raw_rewards), **settings)
 
 
 compute_group_normalized_rewards = Exercise(
@@ -127,7 +117,9 @@ compute_group_normalized_rewards = Exercise(
         "the population's standard deviation (n instead of n - 1)": _advantages_with(
             lambda grouped: grouped.std(dim=1, keepdim=True, correction=0)
         ),
-        "one mean and one deviation for the whole batch": _one_group,
+        "one mean and one deviation for the whole batch": lambda **given: kernels.compute_group_normalized_rewards(
+            **given | {"group_size": len(given["raw_rewards"])}
+        ),
         "groups that are columns: a group's responses stand side by side": _columns,
         "dividing what is left of equal rewards by rounding, by eps": _unmasked,
         "the variance instead of its root": _advantages_with(lambda grouped: grouped.var(dim=1, keepdim=True)),

@@ -20,10 +20,6 @@ Inputs = Sequence[dict[str, Any]] | Callable[[], Iterable[dict[str, Any]]]
 """Keyword arguments, the smallest first; or a function that makes them, where that takes time."""
 
 
-def call(function: Callable, inputs: dict[str, Any]) -> Any:
-    return function(**inputs)
-
-
 @dataclass(frozen=True)
 class Exercise:
     """Call it with the reader's function to print the report; `repairs` judges the repair of a silent bug.
@@ -37,7 +33,7 @@ class Exercise:
     reference: Callable
     properties: Mapping[str, Inputs]
     mistakes: Mapping[str, Callable] = field(default_factory=dict)
-    observe: Callable[[Callable, dict[str, Any]], Any] = call
+    observe: Callable[[Callable, dict[str, Any]], Any] = lambda function, inputs: function(**inputs)
 
     def __call__(self, function: Callable) -> float:
         """Print one line per property.  Return the share that holds, which nbgrader reads as partial credit."""
@@ -56,15 +52,14 @@ class Exercise:
         share = replace(self, mistakes={"the bug itself": buggy})(function)
         if share < 1:
             return share
-        failures = ((statement, self._first_failure(buggy, statement)) for statement in self.properties)
-        statement, failure = next(((s, f) for s, f in failures if f), (None, None))
-        if failure is None:
-            print(f"{getattr(buggy, '__name__', buggy)} passes as well: leave its cell as it was and repair a copy.")
-            return share
-        inputs, wanted, got = failure
-        print(f"The bug is found: {statement}; on")
-        _show_inputs(inputs)
-        print(f"      it gives {show(got)}, and yours {show(wanted)}.")
+        for statement in self.properties:
+            if failure := self._first_failure(buggy, statement):
+                inputs, wanted, got = failure
+                print(f"The bug is found: {statement}; on")
+                _show_inputs(inputs)
+                print(f"      it gives {show(got)}, and yours {show(wanted)}.")
+                return share
+        print(f"{getattr(buggy, '__name__', buggy)} passes as well: leave its cell as it was and repair a copy.")
         return share
 
     def inputs(self, statement: str) -> Iterable[dict[str, Any]]:
@@ -95,8 +90,7 @@ class Exercise:
         inputs, wanted, got = failure
         print(f"  FAILS  {statement}")
         _show_inputs(inputs)
-        print(f"      wanted  {show(wanted)}")
-        print(f"      got     {show(got)}")
+        print(f"      wanted  {show(wanted)}\n      got     {show(got)}")
         if show(wanted) == show(got):
             print(f"      They look alike; wanted is {_describe(wanted)}, got is {_describe(got)}.")
         if name := self._recognise(function, statement):

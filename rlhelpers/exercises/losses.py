@@ -58,11 +58,9 @@ def _loss_and_gradient(function: Callable, inputs: dict) -> dict[str, Tensor]:
 def _reweighted_by(method: str, reweight: Callable) -> Callable:
     """A wrong function: right but for one method of reweighting."""
 
-    def loss(raw_rewards_or_advantages, policy_log_probs, importance_reweighting_method="none", *rest, **settings):
+    def loss(importance_reweighting_method="none", **given):
         chosen = reweight if importance_reweighting_method == method else importance_reweighting_method
-        return kernels.compute_policy_gradient_loss(
-            raw_rewards_or_advantages, policy_log_probs, chosen, *rest, **settings
-        )
+        return kernels.compute_policy_gradient_loss(importance_reweighting_method=chosen, **given)
 
     return loss
 
@@ -93,8 +91,8 @@ def _weight_with_gradient(advantages, new, old, cliprange, mask):
     return -advantages * ratio.clamp(max=1 + cliprange) * new, ratio > 1 + cliprange
 
 
-def _ascending(*arguments, **settings):
-    loss, metadata = kernels.compute_policy_gradient_loss(*arguments, **settings)
+def _ascending(**given):
+    loss, metadata = kernels.compute_policy_gradient_loss(**given)
     return -loss, metadata
 
 
@@ -144,12 +142,10 @@ def _losses(loss_normalization: str, constant: float | None = None) -> list[dict
 def _aggregated_by(rule: Callable[[Tensor, Tensor, float | None], Tensor], which: str) -> Callable:
     """A wrong function: `rule` for one normalization."""
 
-    def aggregate(per_token_policy_gradient_loss, mask, loss_normalization="sequence", normalization_constant=None):
-        if loss_normalization == which:
-            return rule(per_token_policy_gradient_loss, mask, normalization_constant)
-        return kernels.aggregate_loss_across_microbatch(
-            per_token_policy_gradient_loss, mask, loss_normalization, normalization_constant
-        )
+    def aggregate(**given):
+        if given["loss_normalization"] == which:
+            return rule(given["per_token_policy_gradient_loss"], given["mask"], given["normalization_constant"])
+        return kernels.aggregate_loss_across_microbatch(**given)
 
     return aggregate
 
@@ -189,7 +185,12 @@ aggregate_loss_across_microbatch = Exercise(
 )
 
 
-BATCH = _losses("constant", 8.0)[-1]
+_LARGEST = _losses("constant", 8.0)[-1]
+BATCH = {
+    "per_token_loss": _LARGEST["per_token_policy_gradient_loss"],
+    "mask": _LARGEST["mask"],
+    "normalization_constant": 8.0,
+}
 
 accumulated_loss = Exercise(
     "accumulated_loss",
@@ -198,13 +199,7 @@ accumulated_loss = Exercise(
     ),
     {
         "the loss is that of the whole batch, however it is cut": [
-            {
-                "per_token_loss": BATCH["per_token_policy_gradient_loss"],
-                "mask": BATCH["mask"],
-                "normalization_constant": 8.0,
-                "microbatch_size": size,
-            }
-            for size in (3, 1, 2)
+            BATCH | {"microbatch_size": size} for size in (3, 1, 2)
         ]
     },
 )

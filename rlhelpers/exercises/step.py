@@ -18,23 +18,16 @@ SILENT = [("1+2=", " 3", "3"), ("1+2=", " 3", "3")]
 
 
 def _step(rollouts: list = ROLLOUTS, microbatches: int = 1, **settings) -> dict:
-    return {
-        "gradient_accumulation_steps": microbatches,
-        "max_grad_norm": None,
-        "rollouts": rollouts,
-        "group_size": 2,
-    } | settings
+    inputs = {"gradient_accumulation_steps": microbatches, "max_grad_norm": None, "rollouts": rollouts, "group_size": 2}
+    return inputs | settings
 
 
 CONSTANT = {"loss_normalization": "constant", "normalization_constant": 16.0}
 
 
 def _cut_steps(**settings) -> list[dict]:
-    return [
-        _step(microbatches=2, **settings),
-        _step(microbatches=4, **settings),
-        _step(SILENT + ROLLOUTS, microbatches=2, **settings),  # 3 rows and 1, once the silent ones are left out
-    ]
+    uneven = _step(SILENT + ROLLOUTS, microbatches=2, **settings)  # 3 rows and 1, once the silent ones are left out
+    return [_step(microbatches=2, **settings), _step(microbatches=4, **settings), uneven]
 
 
 SAMPLED_IDS = [([5, 6], [7, 8]), ([5, 6], [9]), ([10], [11, 12]), ([10], [13])]
@@ -63,12 +56,10 @@ def _weights_after(function: Callable, inputs: dict) -> dict[str, Tensor | float
         repeated_ground_truths=truths,
         **settings,
     )
-    change = {name: weight.detach() - before[name] for name, weight in policy.named_parameters()}
-    sums = {
-        f"change of {name}": torch.stack([d.norm(), (d * torch.arange(d.numel()).reshape(d.shape)).mean()])
-        for name, d in change.items()
-        if name in ("lm_head.weight", "model.embed_tokens.weight")
-    }
+    sums = {}
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        d = policy.get_parameter(name).detach() - before[name]
+        sums[f"change of {name}"] = torch.stack([d.norm(), (d * torch.arange(d.numel()).reshape(d.shape)).mean()])
     return {"loss": loss, **{name: metadata[name] for name in NEEDED}} | sums
 
 
@@ -92,14 +83,6 @@ def _scaled_step(normalization: str, scale: Callable[[int], float]) -> Callable:
         return loss * factor, metadata | {"grad_norm": metadata["grad_norm"] * factor}
 
     return step
-
-
-def _without_temperature(*, temperature=1.0, **arguments):
-    return kernels.grpo_train_step(**arguments)
-
-
-def _encoded_again(*, rollout_token_ids=None, **arguments):
-    return kernels.grpo_train_step(**arguments)
 
 
 def _stepping_for_nothing(*, model, optimizer, **arguments):
@@ -156,8 +139,8 @@ grpo_train_step = Exercise(
         ),
         "a gradient left over from before": _with_stale_gradient,
         "a step of the optimizer where there is no gradient, which decays the weights": _stepping_for_nothing,
-        "ignoring the temperature": _without_temperature,
-        "encoding the text again": _encoded_again,
+        "ignoring the temperature": lambda **given: kernels.grpo_train_step(**given | {"temperature": 1.0}),
+        "encoding the text again": lambda **given: kernels.grpo_train_step(**given | {"rollout_token_ids": None}),
     },
     _weights_after,
 )

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 from collections.abc import Callable
 
 import torch
@@ -48,31 +49,25 @@ def _tokens_without_padding(function: Callable, inputs: dict) -> dict[str, Tenso
     return got | ({k: got[k].masked_fill(where, 0) for k, where in free.items()} if same_shape else {})
 
 
-def _mask_of_inputs(prompt_strs, output_strs, tokenizer):
-    tensors = kernels.tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer)
-    mask = tensors["response_mask"]
-    earlier = torch.nn.functional.pad(mask, (1, 0))[:, :-1]
-    return tensors | {"response_mask": earlier}
+def _masked_by(change: Callable[[Tensor], Tensor]) -> Callable:
+    """A wrong function: right but for its mask."""
+
+    def tokenize(**texts):
+        tensors = kernels.tokenize_prompt_and_output(**texts)
+        return tensors | {"response_mask": change(tensors["response_mask"])}
+
+    return tokenize
 
 
 def _encoded_together(prompt_strs, output_strs, tokenizer):
-    joined = [p + o for p, o in zip(prompt_strs, output_strs, strict=True)]
     encode = functools.partial(tokenizer.encode, add_special_tokens=False)
-    lengths = [len(encode(p)) for p in prompt_strs]
-    ids = [encode(text) for text in joined]
-    cut = [(row[:n], row[n:]) for row, n in zip(ids, lengths, strict=True)]
-    return kernels.tokens.pad_prompts_and_outputs([p for p, _ in cut], [o for _, o in cut], 0)
+    rows = [(encode(p + o), len(encode(p))) for p, o in zip(prompt_strs, output_strs, strict=True)]
+    return kernels.tokens.pad_prompts_and_outputs([ids[:n] for ids, n in rows], [ids[n:] for ids, n in rows], 0)
 
 
 def _with_special_tokens(prompt_strs, output_strs, tokenizer):
     prompts, outputs = [tokenizer.encode(p) for p in prompt_strs], [tokenizer.encode(o) for o in output_strs]
     return kernels.tokens.pad_prompts_and_outputs(prompts, outputs, 0)
-
-
-def _padding_is_response(prompt_strs, output_strs, tokenizer):
-    tensors = kernels.tokenize_prompt_and_output(prompt_strs, output_strs, tokenizer)
-    seen = tensors["response_mask"].long().cumsum(dim=1) > 0
-    return tensors | {"response_mask": seen}
 
 
 tokenize_prompt_and_output = Exercise(
@@ -94,10 +89,12 @@ tokenize_prompt_and_output = Exercise(
         "no special token is added": lambda: [_texts(("2+2=", "4"), tokenizer=adding_tokenizer())],
     },
     {
-        "a mask aligned with input_ids instead of labels": _mask_of_inputs,
+        "a mask aligned with input_ids instead of labels": _masked_by(
+            lambda mask: torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+        ),
         "encoding prompt and output as one text": _encoded_together,
         "special tokens before prompt and output": _with_special_tokens,
-        "marking all that follows the prompt, padding included": _padding_is_response,
+        "marking all that follows the prompt, padding included": _masked_by(lambda mask: mask.cumsum(dim=1) > 0),
     },
     _tokens_without_padding,
 )
@@ -136,20 +133,12 @@ def _scores_and_gradient(function: Callable, inputs: dict) -> dict[str, Tensor]:
     return got | {"gradient's norm": gradient.norm()}
 
 
-def _scores_of_inputs(model, input_ids, labels, return_token_entropy=False, temperature=1.0):
-    return kernels.get_response_log_probs(model, input_ids, input_ids, return_token_entropy, temperature=temperature)
+def _entropy_in_bits(**given):
+    got = kernels.get_response_log_probs(**given | {"return_token_entropy": True})
+    return got | {"token_entropy": got["token_entropy"] / math.log(2)}
 
 
-def _entropy_in_bits(model, input_ids, labels, return_token_entropy=False, temperature=1.0):
-    got = kernels.get_response_log_probs(model, input_ids, labels, True, temperature=temperature)
-    return got | {"token_entropy": got["token_entropy"] / torch.log(torch.tensor(2.0))}
-
-
-def _without_temperature(model, input_ids, labels, return_token_entropy=False, temperature=1.0):
-    return kernels.get_response_log_probs(model, input_ids, labels, return_token_entropy)
-
-
-def _unnormalised(model, input_ids, labels, return_token_entropy=False, temperature=1.0):
+def _unnormalised(model, input_ids, labels, **settings):
     logits = model(input_ids).logits
     return {"log_probs": logits.gather(-1, labels[..., None]).squeeze(-1), "token_entropy": logits.sum(-1)}
 
@@ -163,9 +152,11 @@ get_response_log_probs = Exercise(
         "temperature divides the logits": lambda: _scored(entropy=True, temperature=2.0),
     },
     {
-        "scoring input_ids, the token that was just read, instead of the label": _scores_of_inputs,
+        "scoring input_ids, the token that was just read, instead of the label": lambda **given: (
+            kernels.get_response_log_probs(**given | {"labels": given["input_ids"]})
+        ),
         "an entropy in bits": _entropy_in_bits,
-        "ignoring the temperature": _without_temperature,
+        "ignoring the temperature": lambda **given: kernels.get_response_log_probs(**given | {"temperature": 1.0}),
         "taking the logit for the log-probability": _unnormalised,
     },
     _scores_and_gradient,

@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from rlhelpers.exercises.exercise import Exercise
-from rlhelpers.kernels.estimators import ESTIMATORS, Estimator, group_mean
+from rlhelpers.kernels.estimators import BASELINES, ESTIMATORS, Estimator
 
 GROUPED = [
     {"rewards": torch.tensor(rows)}
@@ -20,29 +19,22 @@ GROUPED = [
 
 maxrl_normalizer = Exercise(
     "maxrl_normalizer",
-    group_mean,
+    BASELINES["mean"],
     {"mu_i for each group, of shape (groups, 1)": GROUPED},
     {"one mean for the whole batch": lambda rewards: rewards.mean().expand(len(rewards), 1)},
 )
 
 
-def _others(rewards: Tensor) -> Tensor:
-    """The sum of the other rewards of its group, for each response."""
-    return rewards.sum(dim=1, keepdim=True) - rewards
-
-
-def _leave_one_out(rewards: Tensor) -> Tensor:
-    return _others(rewards) / (rewards.shape[1] - 1)
-
-
 leave_one_out = Exercise(
     "leave_one_out",
-    _leave_one_out,
+    BASELINES["leave_one_out"],
     {"for each response the mean reward of the others in its group, of shape (groups, G)": GROUPED},
     {
         "the response's own reward in its baseline": lambda rewards: rewards.mean(1, keepdim=True).expand_as(rewards),
-        "leaving out the neighbour": lambda rewards: _leave_one_out(rewards).roll(1, dims=1),
-        "dividing by G, where G - 1 rewards were added": lambda rewards: _others(rewards) / rewards.shape[1],
+        "leaving out the neighbour": lambda rewards: BASELINES["leave_one_out"](rewards).roll(1, dims=1),
+        "dividing by G, where G - 1 rewards were added": lambda rewards: (
+            rewards.mean(1, keepdim=True) - rewards / rewards.shape[1]
+        ),
     },
 )
 

@@ -35,12 +35,7 @@ class TabularPolicy:
     """
 
     def __init__(
-        self,
-        vocabulary: int,
-        steps: int,
-        end_token: int | None = None,
-        theta: Tensor | None = None,
-        seed: int = 0,
+        self, vocabulary: int, steps: int, end_token: int | None = None, theta: Tensor | None = None, seed: int = 0
     ):
         check_whole(2, vocabulary=vocabulary)
         check_whole(1, steps=steps)
@@ -175,20 +170,11 @@ def kernel_advantage(baseline: str, advantage_normalizer: str, eps: float = 1e-6
     Estimator("own", baseline, advantage_normalizer, advantage_eps=eps)  # refuses what is no cell of a row
 
     def advantage(grouped: Tensor) -> Tensor:
-        flat, _ = compute_group_normalized_rewards(
-            grouped.reshape(-1), grouped.shape[1], baseline, eps, advantage_normalizer
-        )
+        rewards, size = grouped.reshape(-1), grouped.shape[1]
+        flat, _ = compute_group_normalized_rewards(rewards, size, baseline, eps, advantage_normalizer)
         return flat.reshape(grouped.shape)
 
     return advantage
-
-
-def leave_one_out(grouped: Tensor) -> Tensor:
-    """r_j minus the mean of the other rewards of its group, (groups, G) -> (groups, G): RLOO (arXiv:2402.14740)."""
-    if not isinstance(grouped, Tensor) or grouped.ndim != 2 or grouped.shape[1] < 2:
-        raise refused("grouped", grouped, "(groups, G) with G at least 2: alone, there are no others")
-    size = grouped.shape[1]
-    return grouped - (grouped.sum(dim=1, keepdim=True) - grouped) / (size - 1)
 
 
 def expected_update(
@@ -208,13 +194,11 @@ def expected_update(
     _check_doubles((len(policy.tokens),), rewards=rewards)
     groups, chance = all_groups(old, group_size)
     rows = groups.reshape(-1)
-    advantages = kernel_advantage(estimator.baseline, estimator.advantage_normalizer, estimator.advantage_eps)(
-        rewards[groups]
-    )
+    advantage = kernel_advantage(estimator.baseline, estimator.advantage_normalizer, estimator.advantage_eps)
     # In every method a positive factor of an advantage is a factor of its loss.  So each group's advantages are
     # weighted by its probability, and one gradient of all groups together is the expectation.
     loss, _ = compute_policy_gradient_loss(
-        (advantages * chance[:, None] * len(groups)).reshape(-1),
+        (advantage(rewards[groups]) * chance[:, None] * len(groups)).reshape(-1),
         policy.token_log_probs()[rows],
         estimator.importance_reweighting_method,
         old.token_log_probs().detach()[rows],

@@ -38,8 +38,8 @@ def bernoulli_expectation(f: Callable[[int], Expr]) -> Expr:
 
 def bernoulli_variance(f: Callable[[int], Expr]) -> Expr:
     """E[f(A)^2] - E[f(A)]^2 of one sample, factored.  The mean of n independent samples has 1/n of it."""
-    check_callable(f=f)
-    return sympy.factor(bernoulli_expectation(lambda a: f(a) ** 2) - bernoulli_expectation(f) ** 2)
+    mean = bernoulli_expectation(f)
+    return sympy.factor(bernoulli_expectation(lambda a: f(a) ** 2) - mean**2)
 
 
 def binomial_expectation(f: Callable[[int], Expr], group_size: int) -> Expr:
