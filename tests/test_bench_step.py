@@ -53,7 +53,7 @@ def small(trained):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         policy = type(trained.policy)(config).eval()
-    return replace(trained, policy=policy, grader=ByLetters(trained.grader.prompt, trained.grader.judge))
+    return replace(trained, policy=policy, grader=ByLetters(trained.grader.prompt, trained.grader.verify))
 
 
 @pytest.fixture(scope="module")
