@@ -83,13 +83,11 @@ def score(token_ids: TokenIds, policy: PreTrainedModel, tokenizer: PreTrainedTok
 
     Whole rows are read: nothing is shared that could be wrong in the engine too.
     """
-    log_probs, entropy = [], []
+    found = []
     for start in range(0, len(token_ids), ROWS):
-        pairs = zip(*token_ids[start : start + ROWS], strict=True)
-        batch = pad_prompts_and_outputs(*pairs, padding_id(tokenizer))
+        batch = pad_prompts_and_outputs(*zip(*token_ids[start : start + ROWS], strict=True), padding_id(tokenizer))
         inputs, labels = batch["input_ids"].to(policy.device), batch["labels"].to(policy.device)
         with eval_mode(policy):
             scored = get_response_log_probs(policy, inputs, labels, return_token_entropy=True)
-        log_probs.append(scored["log_probs"].cpu()[batch["response_mask"]])
-        entropy.append(scored["token_entropy"].cpu()[batch["response_mask"]])
-    return torch.cat(log_probs), torch.cat(entropy)
+        found.append([scored[name].cpu()[batch["response_mask"]] for name in ("log_probs", "token_entropy")])
+    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))

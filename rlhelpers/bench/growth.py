@@ -14,7 +14,7 @@ from scipy import stats
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.bench.agreement import refuse_unless_done
-from rlhelpers.bench.case import ONLY_PADDING, Rows, make_up_rows, package_step
+from rlhelpers.bench.case import Rows, make_up_rows, package_step
 from rlhelpers.bench.measure import MIB, Clock, PeakMemory, Spread, in_own_process, in_turns
 from rlhelpers.bench.report import Report, conditions, show
 from rlhelpers.evidence.figures import COLOURS, house_style
@@ -109,7 +109,7 @@ def _rows(size: Size, policy: PreTrainedModel) -> Rows:
 def _train(rows: Rows, policy: PreTrainedModel) -> tuple:
     """With a learning rate that moves nothing, so that every step is the same."""
     optimizer = make_optimizer(policy, make_config(learning_rate=1e-30))
-    return package_step(policy, ONLY_PADDING, optimizer, rows, min(MICROBATCH, len(rows.rewards)), None)
+    return package_step(policy, 0, optimizer, rows, min(MICROBATCH, len(rows.rewards)), None)
 
 
 def _requests(size: Size, seed: int) -> tuple[list[str], Sampling]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from rlhelpers.bench.case import ONLY_PADDING, Rows, package_step
+from rlhelpers.bench.case import Rows, package_step
 from rlhelpers.bench.measure import Read
 from rlhelpers.bench.textbook import LogProbs, textbook_step
 from rlhelpers.doctor.memory import Architecture, activation_bytes, checkpointed_bytes, logit_bytes, step_bytes
@@ -86,7 +86,7 @@ class Variant:
         if self.checkpointed:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         try:
-            return step(model, ONLY_PADDING, optimizer, rows, microbatch_size, None)
+            return step(model, 0, optimizer, rows, microbatch_size, None)
         finally:
             if self.checkpointed:
                 model.gradient_checkpointing_disable()
