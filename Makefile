@@ -1,5 +1,6 @@
 # make grpo SEED=2   set up, then train the tiny model and watch it learn
 # make test          set up, then everything that CI checks
+# make quick         set up, then ruff and the fast tests: what to run while you change something
 # make vllm          set up .venv-vllm, which has vLLM for the CPU too (Linux)
 # make writeup       set up, then notebook 09 as a page (and as PDF where a Chromium is installed)
 # make setup | lint | lab
@@ -10,7 +11,7 @@ BIN := .venv/bin
 # What the rollout engines are tested with; other systems than Linux have no vLLM.
 VLLM_TESTS := $(if $(filter Linux,$(shell uname)),test-vllm)
 
-.PHONY: setup grpo test test-vllm lint lab vllm writeup
+.PHONY: setup grpo quick test test-vllm lint lab vllm writeup
 
 grpo: setup
 	$(BIN)/papermill notebooks/04_grpo.ipynb -p seed $(SEED)
@@ -19,6 +20,9 @@ test: lint
 	$(BIN)/pytest
 	RLHELPERS_QUICK=1 $(BIN)/pytest --nbval notebooks
 	$(if $(VLLM_TESTS),$(MAKE) $(VLLM_TESTS))
+
+quick: lint
+	$(BIN)/pytest -m "not slow and not vllm"
 
 test-vllm: vllm
 	.venv-vllm/bin/pytest -m vllm

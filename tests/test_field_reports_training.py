@@ -7,7 +7,6 @@ test_field_reports_mathematics.py, and why.
 
 import json
 import math
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -202,15 +201,3 @@ def test_b54_a_run_logs_both_spreads_under_names_of_their_own(run):
 
 
 # --- none is forgotten -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(not REPORTS.exists(), reason="the reports are not at hand")
-def test_every_report_on_training_has_its_test():
-    with REPORTS.open(encoding="utf-8") as lines:
-        reported = {report["id"] for report in map(json.loads, lines) if report["group"] == "B"}
-    files = [HERE / f"test_field_reports_{topic}.py" for topic in ("mathematics", "training", "supplement")]
-    tested = {
-        name.upper() for file in files for name in re.findall(r"^def test_(b\d+)_", file.read_text("utf-8"), re.M)
-    }
-    marked = [re.findall(r'field_report\("(B\d+)"\)', file.read_text("utf-8")) for file in HERE.glob("test_*.py")]
-    assert tested.union(*marked) == reported

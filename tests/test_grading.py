@@ -1,7 +1,6 @@
 """What an answer is worth against the ground truth, what a response earns, and why."""
 
 import inspect
-import json
 import random
 import re
 import time
@@ -857,11 +856,3 @@ def test_which_is_the_answer_and_which_the_truth():
 )
 def test_bold_and_code(text, prompt):
     assert grade(text, "73", prompt).reason == "right"
-
-
-@pytest.mark.skipif(not REPORTS.exists(), reason="the reports are not at hand")
-def test_every_report_on_grading_has_its_test():
-    with REPORTS.open(encoding="utf-8") as lines:
-        reported = {report["id"] for report in map(json.loads, lines) if report["group"] == "A"}
-    tests = "".join(file.read_text(encoding="utf-8") for file in Path(__file__).parent.glob("test_*.py"))
-    assert {*re.findall(r'field_report\("(A\d+)"\)', tests), *REPORTED} == reported

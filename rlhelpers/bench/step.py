@@ -43,7 +43,7 @@ def package(case: Case, model: PreTrainedModel, number: int, meter, given: Batch
             case.train(package_step, model, optimizer, given)
         return given
     no_log = SimpleNamespace(remark=print, records=None)
-    run = Run(case.config, case.task, model, case.tokenizer, engine, optimizer, no_log)
+    run = Run(case.config, case.task, case.grader, model, case.tokenizer, engine, optimizer, no_log)
     with meter:
         run.step(number)
     return Batch.of(case.problems(number), engine.rollouts)

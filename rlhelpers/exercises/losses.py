@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rlhelpers import kernels
 from rlhelpers.exercises.exercise import Exercise
+from rlhelpers.kernels import estimators
 
 
 def _tokens(advantages: list, new: list, old: list | None = None, mask: list | None = None, **settings) -> dict:
@@ -73,7 +74,7 @@ def _clamped_only(advantages, new, old, cliprange, mask):
 
 
 def _turned_round(advantages, new, old, cliprange, mask):
-    return kernels.losses.token_clip(advantages, 2 * old - new, old, cliprange, mask)
+    return estimators.token_clip(advantages, 2 * old - new, old, cliprange, mask)
 
 
 def _product_then_root(advantages, new, old, cliprange, mask):
@@ -84,7 +85,7 @@ def _product_then_root(advantages, new, old, cliprange, mask):
 
 
 def _mean_over_padding(advantages, new, old, cliprange, mask):
-    return kernels.losses.sequence_clip(advantages, new, old, cliprange, torch.ones_like(mask))
+    return estimators.sequence_clip(advantages, new, old, cliprange, torch.ones_like(mask))
 
 
 def _weight_with_gradient(advantages, new, old, cliprange, mask):

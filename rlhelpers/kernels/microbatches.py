@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import TypeVar
 
@@ -29,8 +29,6 @@ class TrainBatch:
     Each (B, length) or None: engine_log_probs, log mu of the policy that sampled; old_log_probs, log pi_0 of the policy
     before the first update; ref_log_probs, of the reference policy of a KL penalty; token_weights, by which each
     token's loss is multiplied.  All are constants; values outside the mask mean nothing.
-
-    Raises ValueError where a shape differs, or a value at a response token is not finite.
     """
 
     input_ids: Tensor
@@ -43,32 +41,20 @@ class TrainBatch:
     ref_log_probs: Tensor | None = None
     token_weights: Tensor | None = None
 
-    def __post_init__(self):
-        for name in PER_TOKEN:
-            if (values := getattr(self, name)) is None:
-                continue
-            check_tensors(**{name: values})
-            if values.shape != self.labels.shape:
-                raise ValueError(f"{name}: got shape {tuple(values.shape)}, wanted {tuple(self.labels.shape)}")
-            if not values[self.response_mask.to(values.device)].isfinite().all():
-                raise ValueError(f"{name}: not finite at a token of a response")
-            object.__setattr__(self, name, values.detach())
-
     def __len__(self) -> int:
         return len(self.rewards)
 
     def sizes(self, normalization_constant: float | None) -> BatchSizes:
         return BatchSizes(len(self), int(self.response_mask.sum()), normalization_constant)
 
-    def rows(self, rows: Tensor | slice, device: torch.device) -> TrainBatch:
+    def rows(self, rows: Tensor, device: torch.device) -> TrainBatch:
         """These rows on the device, without the columns in which all of them are padding."""
-        mask = self.response_mask[rows]
-        columns = mask.any(dim=0).nonzero()
+        columns = self.response_mask[rows].any(dim=0).nonzero()
         width = int(columns.max()) + 1 if len(columns) else 1
-        per_token = ("input_ids", "labels", "response_mask", "engine_log_probs", *PER_TOKEN)
-        given = {name: tensor for name in per_token if (tensor := getattr(self, name)) is not None}
-        cut = {name: _take(tensor, rows)[:, :width].to(device) for name, tensor in given.items()}
-        return _unchecked(self, rewards=self.rewards[rows], **cut)
+        names = ("input_ids", "labels", "response_mask", "engine_log_probs", *PER_TOKEN)
+        given = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+        cut = {name: tensor[rows.to(tensor.device)][:, :width].detach().to(device) for name, tensor in given.items()}
+        return replace(self, rewards=self.rewards[rows], **cut)
 
 
 def make_batch(
@@ -79,9 +65,21 @@ def make_batch(
     **per_token: Tensor | None,
 ) -> TrainBatch:
     """Build the batch from (prompt ids, response ids) of each rollout, rewards (B,), and what else is known already.
-    Raises ValueError as TrainBatch and pad_prompts_and_outputs do."""
+    Raises ValueError as pad_prompts_and_outputs does."""
     padded = pad_prompts_and_outputs([prompt for prompt, _ in token_ids], [ids for _, ids in token_ids], pad_id)
     return TrainBatch(**padded, rewards=rewards, group_size=group_size, **per_token)
+
+
+def check_batch(batch: TrainBatch) -> None:
+    """Raise ValueError where a shape differs, or a value at a response token is not finite."""
+    for name in PER_TOKEN:
+        if (values := getattr(batch, name)) is None:
+            continue
+        check_tensors(**{name: values})
+        if values.shape != batch.labels.shape:
+            raise ValueError(f"{name}: got shape {tuple(values.shape)}, wanted {tuple(batch.labels.shape)}")
+        if not values[batch.response_mask.to(values.device)].isfinite().all():
+            raise ValueError(f"{name}: not finite at a token of a response")
 
 
 def row_lengths(response_mask: Tensor) -> list[int]:
@@ -134,15 +132,3 @@ def retry_on_oom(attempt: Callable[[int], T], steps: int, batch_size: int) -> tu
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Of a GPU, or of the CPU, for which torch has no type of its own."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def _take(tensor: Tensor, rows: Tensor | slice) -> Tensor:
-    return tensor[rows] if isinstance(rows, slice) else tensor[rows.to(tensor.device)]
-
-
-def _unchecked(batch: TrainBatch, **changes) -> TrainBatch:
-    """A part of a batch that is checked: a look at its values would be a wait for the device."""
-    part = object.__new__(TrainBatch)
-    for name, value in (vars(batch) | changes).items():
-        object.__setattr__(part, name, value)
-    return part

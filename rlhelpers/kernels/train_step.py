@@ -41,7 +41,7 @@ from rlhelpers.kernels.estimators import (
 )
 from rlhelpers.kernels.logprobs import response_log_probs
 from rlhelpers.kernels.losses import check_has_old_log_probs, masked_mean, reweighted_loss
-from rlhelpers.kernels.microbatches import TrainBatch, make_batch, pack_rows, retry_on_oom, row_lengths
+from rlhelpers.kernels.microbatches import TrainBatch, check_batch, make_batch, pack_rows, retry_on_oom, row_lengths
 from rlhelpers.kernels.tokens import encode, padding_id
 from rlhelpers.models import eval_mode
 
@@ -74,9 +74,11 @@ def policy_gradient_step(
 
     Return the loss (scalar, no gradient) and metadata; see `grpo_train_step`.  Where loss or gradient is not finite,
     weights and optimizer stay as they are.  Where memory runs out, the microbatches are halved and all made again.
-    Raises ValueError where the batch lacks log-probs, or the constant is missing, that the row needs.
+    Raises ValueError where log-probs or the constant that the row needs are missing, have another shape than the
+    labels, or are not finite.
     """
-    check_batch_has_what_the_row_needs(batch, row, normalization_constant)
+    check_batch(batch)
+    check_row_has_what_it_needs(row, batch, normalization_constant)
     advantages, statistics = compute_group_normalized_rewards(
         batch.rewards, batch.group_size, row.baseline, row.advantage_eps, row.advantage_normalizer
     )
@@ -95,7 +97,7 @@ def policy_gradient_step(
     return loss, metrics | statistics | batch_metrics(batch, len(kept))
 
 
-def check_batch_has_what_the_row_needs(batch: TrainBatch, row: Estimator, normalization_constant: float | None) -> None:
+def check_row_has_what_it_needs(row: Estimator, batch: TrainBatch, normalization_constant: float | None) -> None:
     check_has_old_log_probs(row.importance_reweighting_method, batch.old_log_probs)
     check_aggregation(row.loss_normalization, normalization_constant)
     if row.kl_coefficient and batch.ref_log_probs is None:

@@ -72,7 +72,8 @@ def train(config: RunConfig) -> Path:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(own_step.FILE, records.folder)
         optimizer = make_optimizer(policy, config)
-        run = Run(config, task, policy, tokenizer, engine, optimizer, log, readers_step)
+        grader = Grader(get_prompt(config.prompt), task.verify)
+        run = Run(config, task, grader, policy, tokenizer, engine, optimizer, log, readers_step)
         try:
             run.train(remarks)
         finally:
@@ -115,6 +116,7 @@ class Run:
         self,
         config: RunConfig,
         task: Task,
+        grader: Grader,
         policy,
         tokenizer,
         engine: RolloutEngine,
@@ -122,15 +124,13 @@ class Run:
         log: Log,
         readers_step: TrainStep | None = None,
     ):
-        self.config, self.task, self.policy, self.tokenizer = config, task, policy, tokenizer
-        self.optimizer, self.log = optimizer, log
-        self.prompt = get_prompt(config.prompt)
-        self.grader = Grader(self.prompt, task.verify)
+        self.config, self.task, self.grader = config, task, grader
+        self.policy, self.tokenizer, self.optimizer, self.log = policy, tokenizer, optimizer, log
         # The policy before its first step, which a KL penalty keeps the policy close to.
         self.reference = copy.deepcopy(policy).requires_grad_(False) if config.estimator.kl_coefficient else None
         self.sampler = Sampler(engine, policy, tokenizer, config.temperature, log.remark)
         self.rollouts = RolloutStream(self.sampler, self.request, config.num_rollout_steps, config.rollouts_ahead)
-        self.update = Updates(config, policy, tokenizer, optimizer, self.grader, readers_step, log)
+        self.update = Updates(config, policy, tokenizer, optimizer, grader, readers_step, log)
         self.tally: dict[str, Any] = {"has_learned": False, "reward": None}
         self.seconds: dict[str, float] = {}
 
@@ -158,7 +158,7 @@ class Run:
 
     def request(self, number: int) -> tuple[list[str], Sampling]:
         """What the engine is asked for in a step: the prompts, and how to sample."""
-        prompts = [self.prompt(problem.question) for problem in self.problems(number)]
+        prompts = [self.grader.prompt(problem.question) for problem in self.problems(number)]
         return prompts, self.sampling("train", number, self.config.group_size)
 
     def sampling(self, purpose: str, number: int, n: int) -> Sampling:
@@ -169,7 +169,7 @@ class Run:
             top_p=config.top_p,
             max_tokens=config.max_tokens,
             min_tokens=config.min_tokens,
-            stop=self.prompt.stop,
+            stop=self.grader.prompt.stop,
             seed=derive_seed(config.seed, purpose, number),
         )
 
