@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import psutil
@@ -140,9 +141,10 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profile.export_chrome_trace(file.name)
-        events = [event for event in json.load(file)["traceEvents"] if event["name"] == "[memory]"]
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        trace = json.loads(Path(folder, "trace.json").read_text("utf-8"))
+    events = [event for event in trace["traceEvents"] if event["name"] == "[memory]"]
     events.sort(key=lambda event: event["ts"])
     return max(accumulate((event["args"]["Bytes"] for event in events), initial=0))
 
