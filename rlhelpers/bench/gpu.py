@@ -121,18 +121,13 @@ def bench_gpu(device: str = "auto", rounds: int = ROUNDS) -> Report:
         "microbatch_size": bench.microbatch_size,
         "rounds": rounds,
     }
-    rows = measured_rows(compare_seconds(seconds), work, bench.rows.tokens, rate)
-    rows += [{"variant": name, "not_measured": reason} for name, reason in failed.items()]
-    return Report("gpu", found, settings, rows, NOTES)
-
-
-def measured_rows(times: Mapping, work: Mapping[str, dict[str, Any]], tokens: int, rate: float) -> list[dict[str, Any]]:
-    rows = []
+    times, rows = compare_seconds(seconds), []
     for name, done in work.items():
         median = times[name]["seconds"].median
-        speed = {"tokens_per_second": tokens / median, "utilisation": done["flops"] / median / rate}
+        speed = {"tokens_per_second": bench.rows.tokens / median, "utilisation": done["flops"] / median / rate}
         rows.append({"variant": name, **times[name], **speed, **done})
-    return rows
+    rows += [{"variant": name, "not_measured": reason} for name, reason in failed.items()]
+    return Report("gpu", found, settings, rows, NOTES)
 
 
 def prepare(scale: Scale, device: torch.device) -> Bench:

@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from rlhelpers.bench.agreement import refuse_unless_unbiased, sampling_bias, score
+from rlhelpers.bench.agreement import refuse_unless_same, sampling_bias, score
 from rlhelpers.bench.case import Batch, Case, configuration, difference, package_step, refuse_unless_equal
 from rlhelpers.bench.measure import MIB, Clock, PeakMemory, compare_seconds, in_own_process, in_turns, reading
 from rlhelpers.bench.report import Report, conditions
@@ -22,10 +22,6 @@ from rlhelpers.training.config import RunConfig
 from rlhelpers.training.loop import Run
 
 ROUNDS = 5
-
-Contestant = Callable[..., Batch]
-"""(case, model, number, meter, given): take step `number` of the case on its own samples, or on the batch that is
-given; return what was trained on.  `meter` is entered around the step alone."""
 
 
 class _Recorder(TorchEngine):
@@ -58,12 +54,14 @@ def textbook(case: Case, model: PreTrainedModel, number: int, meter, given: Batc
 
 
 def trl(case: Case, model: PreTrainedModel, number: int, meter, given: Batch | None = None) -> Batch:
-    from rlhelpers.bench.trl_trainer import sample_and_train, train
+    from rlhelpers.bench.trl_trainer import take_step
 
-    return sample_and_train(case, model, number, meter) if given is None else train(case, model, given, meter)
+    return take_step(case, model, number, meter, given)
 
 
-CONTESTANTS: dict[str, Contestant] = {"rlhelpers": package, "textbook": textbook, "TRL": trl}
+CONTESTANTS: dict[str, Callable[..., Batch]] = {"rlhelpers": package, "textbook": textbook, "TRL": trl}
+"""Each takes step `number` of the case on its own samples, or on the batch that is given, and returns what was trained
+on.  `meter`, a context manager, is entered around the step alone."""
 
 
 def installed() -> list[str]:
@@ -128,7 +126,7 @@ def check(case: Case, name: str, given: Batch | None = None) -> dict[str, Any]:
     if given is None:
         _refuse_unless_done(case, batch, name)
         work = {"bias": sampling_bias(*score(batch.token_ids, case.policy, case.tokenizer))}
-        refuse_unless_unbiased(work["bias"], name)
+        refuse_unless_same(work, name, case.policy.dtype)
     textbook(case, expected, 1, nullcontext(), batch)
     found = difference(case.update(model), case.update(expected))
     refuse_unless_equal(found, name)
