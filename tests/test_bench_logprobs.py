@@ -33,7 +33,7 @@ def test_both_compute_the_same(tmp_path, dtype):
 
 @pytest.mark.slow
 def test_a_process_of_its_own_measures_and_writes(tmp_path):
-    measured = logprobs._turn("in chunks", Work("float32", **SIZES), tmp_path / "results", 1)
+    measured = logprobs.in_own_process(logprobs.measure, "in chunks", Work("float32", **SIZES), tmp_path / "results")
     assert measured[0] > 0 and measured[1] >= 0
     assert torch.load(tmp_path / "results")["entropies"].shape == (12,)
 

@@ -67,6 +67,11 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
 
 def readme(options: argparse.Namespace) -> None:
-    from rlhelpers.bench.report import write_readme
+    """Bring the tables of README.md up to date with the committed reports."""
+    from rlhelpers import paths
+    from rlhelpers.bench.report import with_tables
+    from rlhelpers.files import write_atomically
 
-    print(f"The tables are in {write_readme()}")
+    file = paths.ROOT / "README.md"
+    write_atomically(file, with_tables(file.read_text(encoding="utf-8")))
+    print(f"The tables are in {file}")

@@ -38,11 +38,7 @@ class Size:
 
 
 SIZE = Size()
-SWEEPS = {
-    "responses": (16, 32, 64, 128, 256),
-    "tokens": (8, 16, 32, 64, 128),
-    "group_size": (2, 4, 8, 16, 32),
-}
+SWEEPS = {"responses": (16, 32, 64, 128, 256), "tokens": (8, 16, 32, 64, 128), "group_size": (2, 4, 8, 16, 32)}
 BATCHES = (64, 128, 256, 512, 1024)  # responses, two microbatches and more: over these memory is measured
 TRAINING, SAMPLING, MEMORY = ("training, s", "sampling, s", "training, MiB")
 GROWS = {"responses": "responses", "tokens": "tokens per response", "group_size": "responses per prompt"}

@@ -79,18 +79,14 @@ def _bench(work: Work, rounds: int) -> tuple[dict[str, float], dict[str, list[Me
     """Differences of the first round's results, and measurements."""
     with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder:
         files = {name: Path(folder) / name for name in CONTESTANTS}
-        first = in_turns({name: partial(_turn, name, work, file) for name, file in files.items()}, 1)
+        first = in_turns({name: partial(in_own_process, measure, name, work, file) for name, file in files.items()}, 1)
         differences = compare(*(torch.load(file, mmap=True, weights_only=True) for file in files.values()))
         refuse_unless_same(differences, work.dtype)
-    more = in_turns({name: partial(_turn, name, work, None) for name in CONTESTANTS}, rounds - 1)
+    more = in_turns({name: partial(in_own_process, measure, name, work, None) for name in CONTESTANTS}, rounds - 1)
     return differences, {name: first[name] + more[name] for name in CONTESTANTS}
 
 
-def _turn(name: str, work: Work, file: Path | None, number: int) -> Measurement:
-    return in_own_process(measure, name, work, file)
-
-
-def measure(name: str, work: Work, file: Path | None) -> Measurement:
+def measure(name: str, work: Work, file: Path | None, number: int = 1) -> Measurement:
     """Go forward and backward once, in a process that has done nothing else.  The results go to the file."""
     hidden, weight, labels = work.inputs()
     slopes = torch.linspace(-1, 1, work.tokens)  # in the place of advantages

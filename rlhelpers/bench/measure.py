@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import psutil
 import torch
@@ -149,8 +149,7 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     return max(accumulate((event["args"]["Bytes"] for event in events), initial=0))
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """One forward pass: `rows` of `width` tokens, padding included, which see `past` tokens of a cache before them."""
 
     rows: int

@@ -156,10 +156,3 @@ def with_tables(text: str) -> str:
         return f"{match[1]}{report.tables()}\n{match[3]}"
 
     return MARKED.sub(fill, text)
-
-
-def write_readme() -> Path:
-    """Bring the tables of README.md up to date with the committed reports."""
-    file = paths.ROOT / "README.md"
-    write_atomically(file, with_tables(file.read_text(encoding="utf-8")))
-    return file

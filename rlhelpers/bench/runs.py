@@ -5,8 +5,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout, suppress
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -69,8 +69,13 @@ def bench_ahead(rounds: int = ROUNDS, steps: int = STEPS) -> Report:
     not installed."""
     found = conditions()
     configs = {name: configuration(ahead, steps) for name, ahead in (("in turn", False), ("one step ahead", True))}
-    with temporary_runs():
-        runs = in_turns({name: partial(_run, config) for name, config in configs.items()}, rounds)
+    before = paths.RUNS
+    with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder:
+        paths.RUNS = Path(folder)
+        try:
+            runs = in_turns({name: partial(_run, config) for name, config in configs.items()}, rounds)
+        finally:
+            paths.RUNS = before
     return ahead_report(found, configs["in turn"], runs)
 
 
@@ -87,18 +92,6 @@ def configuration(ahead: bool, steps: int) -> RunConfig:
         eval_every=steps,
         n_val_examples=16,
     )
-
-
-@contextmanager
-def temporary_runs() -> Iterator[None]:
-    """Runs that start inside leave nothing."""
-    before = paths.RUNS
-    with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder:
-        paths.RUNS = Path(folder)
-        try:
-            yield
-        finally:
-            paths.RUNS = before
 
 
 def _run(config: RunConfig, number: int) -> TimedRun:
