@@ -1,14 +1,14 @@
 """Whole runs by the loop itself: with and without sampling one step ahead; and a long one, watched from outside."""
 
-import multiprocessing
-import os
+import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +50,18 @@ AHEAD_NOTES = [
     "mismatch mean: one step ahead, the samples are those of the policy before its last updates.",
     "This is the time of a step, not what a step teaches: that takes runs with several seeds.",
 ]
+
+
+# A process that trains and imports nothing else.
+PROGRAM = """
+import json, sys
+from pathlib import Path
+from rlhelpers import paths
+from rlhelpers.training.config import make_config
+from rlhelpers.training.loop import train
+paths.RUNS = Path(sys.argv[1])
+train(make_config(**json.loads(sys.argv[2])))
+"""
 
 
 class TimedRun(NamedTuple):
@@ -135,12 +147,11 @@ def bench_long(steps: int = LONG_STEPS, **settings: Any) -> Report:
     log = paths.RUNS / config.experiment / config.variant / f"seed={config.seed}" / "metrics.jsonl"
     shutil.rmtree(log.parent, ignore_errors=True)  # else an earlier run's lines would be taken for this one's
     started = time.perf_counter()
-    process = multiprocessing.get_context("spawn").Process(target=_train_quietly, args=(paths.RUNS, settings))
-    process.start()
+    arguments = [sys.executable, "-c", PROGRAM, str(paths.RUNS), json.dumps(settings)]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL)
     rows = _watch(process, log, [steps // 20, steps // 2, steps])
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"long: the run ended with exit status {process.exitcode}")
+    if process.wait():
+        raise RuntimeError(f"long: the run ended with exit status {process.returncode}")
     logged = read_metrics(log.parent).index.tolist()
     seen = {
         "seconds": time.perf_counter() - started,
@@ -150,17 +161,11 @@ def bench_long(steps: int = LONG_STEPS, **settings: Any) -> Report:
     return Report("long", found, seen | {"configuration": settings}, rows)
 
 
-def _train_quietly(runs: Path, settings: dict[str, Any]) -> None:
-    paths.RUNS = runs
-    with open(os.devnull, "w", encoding="utf-8") as nothing, redirect_stdout(nothing):
-        train(make_config(**settings))
-
-
-def _watch(process: BaseProcess, log: Path, marks: Sequence[int]) -> list[dict[str, float]]:
+def _watch(process: subprocess.Popen, log: Path, marks: Sequence[int]) -> list[dict[str, float]]:
     """Return the first reading at or after each mark, or the last one before the process ended."""
     readings: list[dict[str, float]] = []
     latest: dict[str, float] = {}
-    while process.is_alive() and len(readings) < len(marks):
+    while process.poll() is None and len(readings) < len(marks):
         with suppress(FileNotFoundError, psutil.Error):  # it has not begun to log, or has just ended
             step, seen = log.read_bytes().count(b"\n") - 1, psutil.Process(process.pid)
             latest = {"after_step": step, "memory_MiB": seen.memory_info().rss / MIB}
