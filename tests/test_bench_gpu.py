@@ -25,7 +25,7 @@ COMPILED = "+ torch.compile of norms and MLPs"
 
 @pytest.fixture
 def bench():
-    return gpu.prepare(gpu.SCALES["small"], CPU)
+    return gpu.prepare(gpu.SCALES["cpu"], CPU)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def reads_of(bench, variant):
 
 @pytest.mark.slow
 def test_the_command_measures_every_variant(compiled_by_nothing, roots, capsys):
-    assert cli.main(["bench", "gpu", "--device", "cpu", "--size", "small"]) == 0
+    assert cli.main(["bench", "gpu", "--device", "cpu"]) == 0
     printed = capsys.readouterr().out
     assert "groups: 4\ngroup size: 4" in printed and "predicted GiB" in printed and "not measured" not in printed
     report = Report.read(paths.RUNS / "bench" / "gpu.json")
@@ -175,7 +175,7 @@ def test_the_rate_of_products(monkeypatch):
 
 
 def test_the_real_size_and_the_rows_that_fit():
-    scale = gpu.SCALES["1b"]
+    scale = gpu.SCALES["cuda"]
     assert scale.model == OLMO_1B
     model = Architecture.of(gpu.Olmo2Config(**scale.model))
     assert gpu.rows_that_fit(model, scale, 130 * GIB) == 8 == scale.group_size

@@ -44,7 +44,7 @@ def test_the_report_from_numbers():
     sizes = [Size(**{name: value}) for name, values in growth.SWEEPS.items() for value in values]
     measured = {s: [(s.responses * s.tokens, s.tokens), (1.1 * s.responses * s.tokens, 2.0)] for s in sizes}
     extra = {64: 2**28, 128: 2**28, 256: 2**28}
-    report = growth.report(conditions(), growth.SWEEPS, Size(), measured, extra)
+    report = growth.report(conditions(), measured, extra)
     rows = {(row["grows"], row["measured"]): row for row in report.rows}
     training = rows["responses", growth.TRAINING]
     assert training["results"][0] == Spread(pytest.approx(1075.2), 1024, pytest.approx(1126.4))
@@ -61,7 +61,7 @@ def test_a_batch_is_what_its_size_says(tiny):
     rows = growth._rows(SMALL, policy)
     assert len(rows.rewards) == 8 and {len(response) for _, response in rows.token_ids} == {4}
     assert len({tuple(prompt) for prompt, _ in rows.token_ids}) == 4 and rows.tokens == 8 * (128 + 4)
-    rollouts = growth._sample(SMALL, policy, tokenizer, 0)
+    rollouts = TorchEngine(policy, tokenizer).generate(*growth._requests(SMALL, 0))
     assert [len(c.token_ids) for rollout in rollouts for c in rollout.completions] == [4] * 8
     weights = [p.clone() for p in policy.parameters()]
     growth.check(SMALL, policy, tokenizer)
@@ -91,9 +91,8 @@ def test_memory_is_measured_in_a_process_of_its_own():
 def test_the_command_writes_numbers_and_a_picture(monkeypatch, roots, tmp_path, capsys):
     monkeypatch.setattr(paths, "FIGURES", tmp_path / "figures")
     monkeypatch.setattr(growth, "in_own_process", lambda function, size: 2**20 * (100 + size.responses))
-    bench = growth.bench_growth
-    small = {"sweeps": SWEEPS, "batches": (32, 64, 96), "size": SMALL, "rounds": 1}
-    monkeypatch.setattr(growth, "bench_growth", lambda: bench(**small))
+    for name, value in {"SWEEPS": SWEEPS, "BATCHES": (32, 64, 96), "SIZE": SMALL, "ROUNDS": 1}.items():
+        monkeypatch.setattr(growth, name, value)
     assert cli.main(["bench", "growth"]) == 0
     assert "exponent" in capsys.readouterr().out
     report = Report.read(paths.RUNS / "bench" / "growth.json")

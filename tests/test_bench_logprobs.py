@@ -33,7 +33,7 @@ def test_both_compute_the_same(tmp_path, dtype):
 
 @pytest.mark.slow
 def test_a_process_of_its_own_measures_and_writes(tmp_path):
-    measured = logprobs._turn("in chunks", Work("float32", **SIZES), tmp_path / "results", 1)
+    measured = logprobs.in_own_process(logprobs.measure, "in chunks", Work("float32", **SIZES), tmp_path / "results")
     assert measured[0] > 0 and measured[1] >= 0
     assert torch.load(tmp_path / "results")["entropies"].shape == (12,)
 
@@ -51,8 +51,9 @@ def test_another_result_is_refused(monkeypatch, in_this_process, result):
         return log_probs, entropy
 
     monkeypatch.setitem(CONTESTANTS, "in chunks", broken)
+    monkeypatch.setattr(logprobs, "WORKS", [Work("float32", **SIZES)])
     with pytest.raises(ValueError, match=f"logprobs: no speeds, for in float32 the {result} differ by"):
-        logprobs.bench_logprobs(["float32"], rounds=1, **SIZES)
+        logprobs.bench_logprobs(rounds=1)
 
 
 def test_no_number_is_refused():
@@ -80,8 +81,9 @@ def test_the_report_from_numbers():
 
 
 def test_the_command(monkeypatch, in_this_process, roots, capsys):
-    monkeypatch.setattr(Work, "inputs", lambda work, inputs=Work.inputs: inputs(Work(work.dtype, **SIZES)))
-    assert cli.main(["bench", "logprobs", "--dtype", "bfloat16", "--tokens", "12", "--rounds", "2"]) == 0
+    assert [work.dtype for work in logprobs.WORKS] == ["float32", "bfloat16"]
+    monkeypatch.setattr(logprobs, "WORKS", [Work("bfloat16", **SIZES)])
+    assert cli.main(["bench", "logprobs"]) == 0
     assert "in chunks" in capsys.readouterr().out
     report = Report.read(paths.RUNS / "bench" / "logprobs.json")
     assert [(row["dtype"], row["log-probs"]) for row in report.rows] == [("bfloat16", name) for name in CONTESTANTS]

@@ -23,6 +23,7 @@ from rlhelpers.bench.case import (
 from rlhelpers.bench.measure import Spread
 from rlhelpers.bench.report import Report
 from rlhelpers.bench.textbook import cut, textbook_step
+from rlhelpers.kernels.tokens import padding_id
 from rlhelpers.rollouts import Completion, Rollout
 from rlhelpers.tasks import Grader
 
@@ -76,7 +77,7 @@ def test_the_textbooks_step_is_the_packages(tiny_gpt2, tokenizer, max_grad_norm)
     models = [tiny_gpt2(), tiny_gpt2()]
     before = [p.detach().clone() for p in models[0].parameters()]
     results = [
-        take(model, tokenizer, torch.optim.SGD(model.parameters(), lr=1.0), rows, size, max_grad_norm)
+        take(model, padding_id(tokenizer), torch.optim.SGD(model.parameters(), lr=1.0), rows, size, max_grad_norm)
         for model, take, size in zip(models, (textbook_step, package_step), (3, 4), strict=True)
     ]
     assert results[0][0].item() == pytest.approx(results[1][0].item())

@@ -50,14 +50,16 @@ def test_a_program_that_fails_is_not_quick():
         imports.start("import nothing_of_this_name", 1)
 
 
-def test_the_report_from_numbers():
-    measured = {
+def test_the_report_from_numbers(monkeypatch):
+    starts = {
         "python": [imports.Start(0.02, False), imports.Start(0.04, False)],
         "torch": [imports.Start(1.0, True), imports.Start(2.0, True)],
         "rlhelpers.tasks": [imports.Start(0.1, False), imports.Start(0.1, False)],
         "rlhelpers.kernels": [imports.Start(1.75, True), imports.Start(1.75, True)],
     }
-    report = imports.report(imports.conditions(), measured)
+    monkeypatch.setattr(imports, "PROGRAMS", {name: name for name in starts})
+    monkeypatch.setattr(imports, "start", lambda name, number: starts[name][number - 1])
+    report = imports.bench_imports(rounds=2)
     rows = {row["start"]: row for row in report.rows}
     assert report.settings == {"rounds": 2} and rows["torch"]["CPU_seconds"] == Spread(1.5, 1.0, 2.0)
     assert rows["rlhelpers.tasks"]["beyond"] == pytest.approx(0.07) and not rows["rlhelpers.tasks"]["torch"]

@@ -33,7 +33,7 @@ PACKAGE = Path(rlhelpers.__file__).parent
 RUN_CODE = {
     "sweep/plan.py": ["exec"],
     "training/own_step.py": ["exec_module"],
-    "bench/grader.py": ["exec_module"],
+    "bench/grader.py": ["run_path"],
 }
 LOADERS = {"AutoTokenizer", "AutoConfig", "AutoModelForCausalLM"}
 

@@ -45,20 +45,15 @@ def sampling_bias(log_probs: Tensor, entropy: Tensor) -> float:
 
 
 def refuse_unless_same(found: dict[str, float | None], engine: str, dtype: torch.dtype) -> None:
-    """Raise ValueError naming the engine where it computes something else than the policy."""
-    mean, limit = found["mismatch_mean"], LIMITS[dtype]
+    """Raise ValueError naming the engine where it computes something else than the policy, or does not sample from it;
+    what `found` has no number for is not looked at."""
+    mean, bias, limit = found.get("mismatch_mean"), found["bias"], LIMITS[dtype]
     if mean is not None and not mean <= limit:
         raise ValueError(
             f"engines: no speeds, for {engine}'s log-probs differ from the policy's by {mean:.3g} nats on average, at "
             f"most {found['mismatch_max']:.3g}; accepted is a mean of up to {limit}"
         )
-    if found["bias"] is not None:
-        refuse_unless_unbiased(found["bias"], engine)
-
-
-def refuse_unless_unbiased(bias: float, engine: str) -> None:
-    """Raise ValueError naming the engine that does not sample from the policy."""
-    if not abs(bias) <= MAX_STANDARD_ERRORS:
+    if bias is not None and not abs(bias) <= MAX_STANDARD_ERRORS:
         raise ValueError(
             f"engines: no speeds, for {engine} does not sample from the policy: the mean log-prob of its tokens is "
             f"{bias:.1f} standard errors from minus the policy's entropy; accepted are {MAX_STANDARD_ERRORS:.0f}"
@@ -83,13 +78,11 @@ def score(token_ids: TokenIds, policy: PreTrainedModel, tokenizer: PreTrainedTok
 
     Whole rows are read: nothing is shared that could be wrong in the engine too.
     """
-    log_probs, entropy = [], []
+    found = []
     for start in range(0, len(token_ids), ROWS):
-        pairs = zip(*token_ids[start : start + ROWS], strict=True)
-        batch = pad_prompts_and_outputs(*pairs, padding_id(tokenizer))
+        batch = pad_prompts_and_outputs(*zip(*token_ids[start : start + ROWS], strict=True), padding_id(tokenizer))
         inputs, labels = batch["input_ids"].to(policy.device), batch["labels"].to(policy.device)
         with eval_mode(policy):
             scored = get_response_log_probs(policy, inputs, labels, return_token_entropy=True)
-        log_probs.append(scored["log_probs"].cpu()[batch["response_mask"]])
-        entropy.append(scored["token_entropy"].cpu()[batch["response_mask"]])
-    return torch.cat(log_probs), torch.cat(entropy)
+        found.append([scored[name].cpu()[batch["response_mask"]] for name in ("log_probs", "token_entropy")])
+    return tuple(torch.cat(parts) for parts in zip(*found, strict=True))

@@ -1,13 +1,9 @@
-"""What all contestants train: one policy, one task, one configuration.  Here alone bench calls the package's own step
-and run."""
-
-from __future__ import annotations
+"""What all contestants train: one policy, one task, one configuration; and the package's own step."""
 
 import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -20,16 +16,14 @@ from rlhelpers.kernels.microbatches import make_batch
 from rlhelpers.kernels.tokens import padding_id
 from rlhelpers.kernels.train_step import TokenIds, policy_gradient_step
 from rlhelpers.models import load_policy
-from rlhelpers.rollouts import Rollout, RolloutEngine, Sampling
+from rlhelpers.rollouts import Rollout, Sampling
 from rlhelpers.tasks import Grader, Problem, Task, get_prompt, load_task
 from rlhelpers.training.config import RunConfig, make_config
 from rlhelpers.training.draws import derive_seed, draw_batch
 from rlhelpers.training.evaluation import flatten
-from rlhelpers.training.loop import Run
 from rlhelpers.training.updates import token_ids
 
 LARGEST_DIFFERENCE = 1e-4
-ONLY_PADDING = SimpleNamespace(pad_token_id=0, eos_token_id=None)  # all that a step asks of a tokenizer here
 
 
 @dataclass(frozen=True)
@@ -53,59 +47,39 @@ class Rows:
         return any(self.rewards[first : first + self.group_size])
 
 
-Step = Callable[
-    [PreTrainedModel, PreTrainedTokenizerBase, Optimizer, Rows, int, float | None], tuple[Tensor, dict[str, Any]]
-]
-"""(model, tokenizer, optimizer, rows, microbatch_size, max_grad_norm) -> loss and metadata, `grad_norm` among them."""
+Step = Callable[..., tuple[Tensor, dict[str, Any]]]
+"""(model, pad_id, optimizer, rows, microbatch_size, max_grad_norm) -> loss and metadata, `grad_norm` among them."""
 
 
 def package_step(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    optimizer: Optimizer,
-    rows: Rows,
-    microbatch_size: int,
-    max_grad_norm: float | None,
+    model: PreTrainedModel, pad_id: int, optimizer: Optimizer, rows: Rows, size: int, max_grad_norm: float | None
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Take one step of Dr. GRPO (arXiv:2503.20783) by the package; return what `policy_gradient_step` returns."""
-    batch = make_batch(rows.token_ids, torch.tensor(rows.rewards), rows.group_size, padding_id(tokenizer))
+    """Take one step of Dr. GRPO (arXiv:2503.20783) by the package, in microbatches of `size` rows."""
+    batch = make_batch(rows.token_ids, torch.tensor(rows.rewards), rows.group_size, pad_id)
     return policy_gradient_step(
         model,
         optimizer,
         batch,
         ESTIMATORS["dr_grpo"],
-        gradient_accumulation_steps=len(batch) // microbatch_size,
+        gradient_accumulation_steps=len(batch) // size,
         max_grad_norm=max_grad_norm,
         normalization_constant=rows.constant,
     )
 
 
-def package_run(case: Case, model: PreTrainedModel, optimizer: Optimizer, engine: RolloutEngine) -> Run:
-    """Return a run whose `step` can be measured.  It writes no records."""
-    log = SimpleNamespace(remark=print, records=None)
-    return Run(case.config, case.task, case.grader, model, case.tokenizer, engine, optimizer, log)
-
-
-def make_up_rows(
-    vocabulary: int,
-    groups: int,
-    group_size: int,
-    prompt_tokens: tuple[int, int],
-    response_tokens: tuple[int, int],
-    without_signal: int = 0,
-) -> Rows:
+def make_up_rows(vocabulary: int, groups: int, group_size: int, prompt, response, without_signal: int = 0) -> Rows:
     """Return rows of random tokens, always the same: how long a step takes does not depend on what they say.
 
-    Lengths are drawn from shortest to longest, both included.  Rewards alternate between 1 and 0; the last
-    `without_signal` groups earn nothing.
+    `prompt`, `response`: shortest and longest length in tokens, between which lengths are drawn.  Rewards alternate
+    between 1 and 0; the last `without_signal` groups earn nothing.
     """
     rng = random.Random(0)
 
     def draw(shortest: int, longest: int) -> list[int]:
         return rng.choices(range(vocabulary), k=rng.randint(shortest, longest))
 
-    prompts = [draw(*prompt_tokens) for _ in range(groups)]
-    rows = [(prompt, draw(*response_tokens)) for prompt in prompts for _ in range(group_size)]
+    prompts = [draw(*prompt) for _ in range(groups)]
+    rows = [(ids, draw(*response)) for ids in prompts for _ in range(group_size)]
     paid = (groups - without_signal) * group_size
     rewards = [float(i % 2 == 0 and i < paid) for i in range(len(rows))]
     return Rows(rows, rewards, group_size, float(sum(len(response) for _, response in rows)))
@@ -165,10 +139,8 @@ class Case:
         return [self.grader.prompt(problem.question) for problem in self.problems(number)]
 
     def sampling(self, number: int) -> Sampling:
-        seed = derive_seed(self.config.seed, "train", number)
-        return Sampling(
-            n=self.config.group_size, max_tokens=self.config.max_tokens, stop=self.grader.prompt.stop, seed=seed
-        )
+        config, seed = self.config, derive_seed(self.config.seed, "train", number)
+        return Sampling(n=config.group_size, max_tokens=config.max_tokens, stop=self.grader.prompt.stop, seed=seed)
 
     def rewards(self, batch: Batch) -> list[float]:
         pairs = zip(batch.responses, batch.ground_truths, strict=True)
@@ -178,7 +150,7 @@ class Case:
         """Grade the batch and take a step on it."""
         config = self.config
         rows = Rows(batch.token_ids, self.rewards(batch), config.group_size, config.normalization_constant)
-        step(model, self.tokenizer, optimizer, rows, config.microbatch_size, config.max_grad_norm)
+        step(model, padding_id(self.tokenizer), optimizer, rows, config.microbatch_size, config.max_grad_norm)
 
     def model(self) -> PreTrainedModel:
         return copy.deepcopy(self.policy)

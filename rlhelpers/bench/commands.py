@@ -13,8 +13,7 @@ def positive_count(text: str) -> int:
     return int(text)
 
 
-COUNT = {"type": positive_count}
-ENGINES, DTYPES = ("torch", "vllm", "vllm-server"), ("float32", "bfloat16")
+ENGINES = ("torch", "vllm", "vllm-server")
 # Name: module and function, which takes the options as keywords and returns a Report.
 BENCHES = {
     "engines": ("engines.bench_engines", "speed, start-up, sync and mismatch of the rollout engines"),
@@ -28,7 +27,7 @@ BENCHES = {
     "imports": ("imports.bench_imports", "seconds until the package is imported"),
     "growth": ("growth.bench_growth", "how time and memory grow with responses, their length and group size"),
     "long": ("runs.bench_long", "whether memory or open files grow over 2,000 small steps"),
-    "gpu": ("gpu.bench_gpu", "the training step of the course's model with random weights, part by part"),
+    "gpu": ("gpu.bench_gpu", "the training step of the course's model, part by part; a small one on the CPU"),
 }
 OPTIONS = {
     "engines": {"--engines": {"nargs": "+", "choices": ENGINES, "help": "default: those here"}},
@@ -36,16 +35,8 @@ OPTIONS = {
         "responses": {"nargs": "?", "help": "a file, .jsonl or .jsonl.gz (default: invented responses)"},
         "--course": {"metavar": "FILE", "help": "measure another grader too: python, with r1_zero_reward_fn"},
     },
-    "logprobs": {
-        "--dtype": {"nargs": "+", "choices": DTYPES, "default": DTYPES},
-        "--tokens": COUNT | {"default": 4096, "help": "8 x 512, unless told otherwise"},
-        "--rounds": COUNT | {"default": 2},
-    },
-    "long": {"--steps": COUNT | {"default": 2000}},
-    "gpu": {
-        "--device": {"default": "auto", "help": "auto, cpu, cuda or cuda:1"},
-        "--size": {"choices": ["1b", "small"], "help": "default: 1b on a GPU, small on the CPU"},
-    },
+    "long": {"--steps": {"type": positive_count, "default": 2000}},
+    "gpu": {"--device": {"default": "auto", "help": "auto, cpu, cuda or cuda:1"}},
 }
 
 
@@ -76,6 +67,11 @@ def measure(name: str, options: argparse.Namespace) -> None:
 
 
 def readme(options: argparse.Namespace) -> None:
-    from rlhelpers.bench.report import write_readme
+    """Bring the tables of README.md up to date with the committed reports."""
+    from rlhelpers import paths
+    from rlhelpers.bench.report import with_tables
+    from rlhelpers.files import write_atomically
 
-    print(f"The tables are in {write_readme()}")
+    file = paths.ROOT / "README.md"
+    write_atomically(file, with_tables(file.read_text(encoding="utf-8")))
+    print(f"The tables are in {file}")

@@ -6,10 +6,10 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from rlhelpers.bench.measure import Clock, Spread, in_turns
 from rlhelpers.bench.report import Report, conditions
 from rlhelpers.bench.textbook import GenerateEngine
 from rlhelpers.rollouts import RolloutEngine, Sampling, TorchEngine
-from rlhelpers.training.config import RunConfig, make_config
+from rlhelpers.training.config import make_config
 from rlhelpers.training.sampler import make_engine
 
 ROUNDS = 5
@@ -33,8 +33,7 @@ NOTES = [
 ]
 
 
-@dataclass(frozen=True)
-class Workload:
+class Workload(NamedTuple):
     """One call of `generate`, but for the seed."""
 
     name: str
@@ -42,8 +41,7 @@ class Workload:
     sampling: Sampling
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(NamedTuple):
     """One call, and the sync before it."""
 
     tokens: int
@@ -51,18 +49,14 @@ class Measurement:
     cores: float
     sync_seconds: float
 
-    @property
-    def speed(self) -> float:
-        """Sampled tokens per second."""
-        return self.tokens / self.seconds
-
 
 def bench_engines(engines: Sequence[str] | None = None, rounds: int = ROUNDS) -> Report:
     """Measure the package's engines on the tiny model.  `engines` None: those that are installed.
 
     Raise ValueError for an engine that is not here, and for one that does not sample from the policy.
     """
-    names = installed() if engines is None else list(dict.fromkeys(engines))
+    here = [name for name in ENGINES if name == "torch" or importlib.util.find_spec("vllm")]
+    names = list(dict.fromkeys(engines or here))
     case = Case.of(make_config(experiment="bench"))
     found = conditions() | {"device": str(case.policy.device)}
     with ExitStack() as stack:
@@ -73,19 +67,14 @@ def bench_engines(engines: Sequence[str] | None = None, rounds: int = ROUNDS) ->
     return report("engines", found, work, measured, agreements, lives)
 
 
-def bench_rollouts(config: RunConfig | None = None, rounds: int = ROUNDS) -> Report:
+def bench_rollouts(rounds: int = ROUNDS) -> Report:
     """Measure the in-process engine against transformers' `generate` on the tiny model.  Raise ValueError where one of
     the two does not sample from the policy."""
-    found = conditions()
-    case = Case.of(config or configuration(rollout_batch_size=RESPONSES))
+    found, case = conditions(), Case.of(configuration(rollout_batch_size=RESPONSES))
     engines = {"generate": GenerateEngine, "torch": TorchEngine}
     engines = {name: engine(case.policy, case.tokenizer) for name, engine in engines.items()}
     work = workloads(case)[:2]
-    return report("rollouts", found, work, *compare(engines, work, case, rounds))
-
-
-def installed() -> list[str]:
-    return [name for name in ENGINES if name == "torch" or importlib.util.find_spec("vllm")]
+    return report("rollouts", found, work, *compare(engines, work, case, rounds), {})
 
 
 def workloads(case: Case) -> list[Workload]:
@@ -121,15 +110,13 @@ def vllm_threads(log: Path) -> int | None:
     return int(os.environ["OMP_NUM_THREADS"]) if os.environ.get("OMP_NUM_THREADS", "").isdecimal() else None
 
 
-Measured = Mapping[str, Mapping[str, Sequence[Measurement]]]
-Agreements = Mapping[str, Mapping[str, Mapping[str, float | None]]]
-"""Both by workload and engine."""
-
-
 def compare(
     engines: Mapping[str, RolloutEngine], work: Sequence[Workload], case: Case, rounds: int, rest: float = 0.0
-) -> tuple[Measured, Agreements]:
-    """Check all engines on all of the work, which warms them up; then measure.  `rest`: seconds before each call."""
+) -> tuple[dict, dict]:
+    """Check all engines on all of the work, which warms them up; then measure.  `rest`: seconds before each call.
+
+    Return the measurements and the agreements, each by workload and engine.
+    """
     agreements = {load.name: {n: check(n, engine, load, case) for n, engine in engines.items()} for load in work}
     measured = {}
     for load in work:
@@ -159,32 +146,19 @@ def _measure(engine: RolloutEngine, load: Workload, case: Case, rest: float, num
 
 
 def report(
-    name: str,
-    found: Mapping[str, Any],
-    work: Sequence[Workload],
-    measured: Measured,
-    agreements: Agreements,
-    lives: Mapping[str, Mapping[str, Any]] | None = None,
+    name: str, found: Mapping, work: Sequence[Workload], measured: Mapping, agreements: Mapping, lives: Mapping
 ) -> Report:
     """Make a row for each workload and engine, and one for the life of each engine."""
-    rows = [
-        {"workload": load, **_row(engine, turns, next(iter(by_engine.values()))), **agreements[load][engine]}
-        for load, by_engine in measured.items()
-        for engine, turns in by_engine.items()
-    ]
-    for engine, life in (lives or {}).items():
+    rows = []
+    for load, by_engine in measured.items():
+        speeds = {engine: [m.tokens / m.seconds for m in turns] for engine, turns in by_engine.items()}
+        base = next(iter(speeds.values()))
+        for engine, turns in by_engine.items():
+            row = {"workload": load, "engine": engine, "tokens_per_second": Spread.of(speeds[engine])}
+            row |= {"speed_ratio": Spread.of_ratios(speeds[engine], base), "cores": Spread.of([m.cores for m in turns])}
+            rows.append(row | {"tokens": [m.tokens for m in turns]} | agreements[load][engine])
+    for engine, life in lives.items():
         sync = Spread.of([m.sync_seconds for by_engine in measured.values() for m in by_engine[engine]])
         rows.append({"engine": engine, **life, "sync_seconds": sync})
     settings = {load.name: {"prompts": len(load.prompts), **asdict(load.sampling)} for load in work}
-    return Report(name, found, settings | {"rounds": len(rows[0]["tokens"])}, rows, NOTES if lives else [])
-
-
-def _row(engine: str, turns: Sequence[Measurement], base: Sequence[Measurement]) -> dict[str, Any]:
-    speeds = [m.speed for m in turns]
-    return {
-        "engine": engine,
-        "tokens_per_second": Spread.of(speeds),
-        "speed_ratio": Spread.of_ratios(speeds, [m.speed for m in base]),
-        "cores": Spread.of([m.cores for m in turns]),
-        "tokens": [m.tokens for m in turns],
-    }
+    return Report(name, found, settings | {"rounds": len(turns)}, rows, NOTES if lives else [])

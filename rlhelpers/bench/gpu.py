@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -14,13 +14,7 @@ from transformers import AutoModelForCausalLM, Olmo2Config, PreTrainedModel
 from rlhelpers.bench.case import Rows, difference, make_up_rows
 from rlhelpers.bench.measure import GIB, Clock, compare_seconds, in_turns, peak_bytes, reading, synchronize
 from rlhelpers.bench.report import Report, conditions
-from rlhelpers.bench.variants import (
-    GradientKeeper,
-    Variant,
-    compile_parts,
-    ladder,
-    training_flops,
-)
+from rlhelpers.bench.variants import GradientKeeper, Variant, compile_parts, ladder, training_flops
 from rlhelpers.doctor.fit import TIGHT
 from rlhelpers.doctor.machine import OLMO_1B
 from rlhelpers.doctor.memory import Architecture, activation_bytes, logit_bytes
@@ -43,8 +37,7 @@ NOTES = [
 ]
 
 
-@dataclass(frozen=True)
-class Scale:
+class Scale(NamedTuple):
     """`model`: sizes of Olmo2Config.  Prompts and responses have from shortest to longest tokens; of the `groups`,
     `without_signal` earn nothing.  `matrix`: the side of the matrices that measure the device."""
 
@@ -59,10 +52,8 @@ class Scale:
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 192}
 SMALL |= {"vocab_size": 2000, "max_position_embeddings": 128, "tie_word_embeddings": False}
-SCALES = {
-    "1b": Scale(OLMO_1B, 8, 8, (128, 256), (128, 512), 2, 8192),
-    "small": Scale(SMALL, 4, 4, (20, 40), (10, 40), 1, 256),
-}
+SCALES = {"cuda": Scale(OLMO_1B, 8, 8, (128, 256), (128, 512), 2, 8192)}
+SCALES |= {"cpu": Scale(SMALL, 4, 4, (20, 40), (10, 40), 1, 256)}
 
 
 @dataclass(frozen=True)
@@ -84,27 +75,21 @@ class Bench:
         synchronize(self.device)
         return result
 
-    def forget(self) -> None:
-        """Free what a step that broke off left behind."""
-        self.model.zero_grad()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
-
-def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUNDS) -> Report:
-    """Measure every variant of the step.  `size`: "1b", the default on a GPU, or "small", which a CPU can do.
+def bench_gpu(device: str = "auto", rounds: int = ROUNDS) -> Report:
+    """Measure every variant of the step.
 
     A variant that computes something else than the plain step, does not fit, or cannot be compiled has its reason in
     the report and no speed.  Raise ValueError for a device that is not there or has too little memory, RuntimeError
     where the plain step itself fails.
     """
-    device = choose_device(device)
-    scale = SCALES[size or ("1b" if device.startswith("cuda") else "small")]
-    bench = prepare(scale, torch.device(device))
-    name = torch.cuda.get_device_name(bench.device) if device.startswith("cuda") else "CPU"
+    device = torch.device(choose_device(device))
+    scale, on_gpu = SCALES[device.type], device.type == "cuda"
+    bench = prepare(scale, device)
+    name = torch.cuda.get_device_name(device) if on_gpu else "CPU"
     found = conditions() | {"device": name, "cuda": torch.version.cuda}
-    rate = matrix_rate(bench.device, bench.model.dtype, scale.matrix)
-    variants = ladder(bench.device.type == "cuda")
+    rate = matrix_rate(device, bench.model.dtype, scale.matrix)
+    variants = ladder(on_gpu)
     plain = GradientKeeper(bench.model)
     loss, _ = bench.train(variants[0], plain)
     work, seconds, failed = {}, {}, {}
@@ -117,31 +102,49 @@ def bench_gpu(device: str = "auto", size: str | None = None, rounds: int = ROUND
                 work[name] = check(bench, variant, loss.item(), plain.gradients)
             except Exception as error:  # no memory, no compiler, another gradient: each has its own kind of error
                 failed[name] = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-                bench.forget()
+                bench.model.zero_grad()
+                if on_gpu:
+                    torch.cuda.empty_cache()
         seconds |= in_turns({n: partial(_seconds, bench, v) for n, v in chosen.items() if n in work}, rounds)
     if variants[0].name in failed:
         why = failed[variants[0].name]
         raise RuntimeError(f"gpu: the plain step, which the others are compared with, failed: {why}")
-    return report(found, scale, bench, rate, work, seconds, failed)
+    settings = {
+        "device": found["device"],
+        "matrix_rate": rate,
+        "parameters": bench.architecture.parameters,
+        "dtype": str(bench.model.dtype).removeprefix("torch."),
+        "groups": scale.groups,
+        "group_size": scale.group_size,
+        "without_signal": scale.without_signal,
+        "tokens": bench.rows.tokens,
+        "microbatch_size": bench.microbatch_size,
+        "rounds": rounds,
+    }
+    times, rows = compare_seconds(seconds), []
+    for name, done in work.items():
+        median = times[name]["seconds"].median
+        speed = {"tokens_per_second": bench.rows.tokens / median, "utilisation": done["flops"] / median / rate}
+        rows.append({"variant": name, **times[name], **speed, **done})
+    rows += [{"variant": name, "not_measured": reason} for name, reason in failed.items()]
+    return Report("gpu", found, settings, rows, NOTES)
 
 
 def prepare(scale: Scale, device: torch.device) -> Bench:
     """Return the model with random weights, in bf16 on a GPU and in float32 on the CPU, and an optimizer that moves
     nothing, so that every step is the same."""
-    config = Olmo2Config(**scale.model)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    config, on_gpu = Olmo2Config(**scale.model), device.type == "cuda"
     torch.manual_seed(0)
     with device:
+        dtype = torch.bfloat16 if on_gpu else torch.float32
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa").eval()
     architecture = Architecture.of(config)
     lengths = scale.prompt_tokens, scale.response_tokens
     rows = make_up_rows(architecture.vocabulary, scale.groups, scale.group_size, *lengths, scale.without_signal)
     can_share(model)  # found out once for a model
     optimizer = make_optimizer(model, make_config(learning_rate=1e-30))
-    microbatch_size = scale.group_size
-    if device.type == "cuda":
-        microbatch_size = rows_that_fit(architecture, scale, torch.cuda.mem_get_info(device)[0])
-    return Bench(model, architecture, optimizer, rows, microbatch_size)
+    size = rows_that_fit(architecture, scale, torch.cuda.mem_get_info(device)[0]) if on_gpu else scale.group_size
+    return Bench(model, architecture, optimizer, rows, size)
 
 
 def rows_that_fit(model: Architecture, scale: Scale, free: float) -> int:
@@ -206,35 +209,3 @@ def matrix_rate(device: torch.device, dtype: torch.dtype, size: int) -> float:
         synchronize(device)
         rates.append(2 * size**3 * MULTIPLICATIONS / (time.perf_counter() - started))
     return max(rates)
-
-
-def report(
-    found: Mapping[str, Any],
-    scale: Scale,
-    bench: Bench,
-    rate: float,
-    work: Mapping[str, Mapping[str, Any]],
-    seconds: Mapping[str, Sequence[float]],
-    failed: Mapping[str, str],
-) -> Report:
-    """Make a row for each variant: those that were measured first, then those that failed."""
-    times = compare_seconds(seconds)
-    rows: list[dict[str, Any]] = []
-    for name, done in work.items():
-        median = times[name]["seconds"].median
-        speed = {"tokens_per_second": bench.rows.tokens / median, "utilisation": done["flops"] / median / rate}
-        rows.append({"variant": name, **times[name], **speed, **done})
-    rows += [{"variant": name, "not_measured": reason} for name, reason in failed.items()]
-    settings = {
-        "device": found["device"],
-        "matrix_rate": rate,
-        "parameters": bench.architecture.parameters,
-        "dtype": str(bench.model.dtype).removeprefix("torch."),
-        "groups": scale.groups,
-        "group_size": scale.group_size,
-        "without_signal": scale.without_signal,
-        "tokens": bench.rows.tokens,
-        "microbatch_size": bench.microbatch_size,
-        "rounds": len(next(iter(seconds.values()))),
-    }
-    return Report("gpu", found, settings, rows, NOTES)

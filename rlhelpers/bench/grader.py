@@ -1,8 +1,7 @@
 """Graders side by side, on the same responses: ours, math-verify alone, and the course's where it is at hand."""
 
-import importlib.util
 import random
-import sys
+import runpy
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -46,8 +45,8 @@ def bench_grader(responses: str | Path | None = None, course: str | Path | None 
     """Grade a file of responses (`read_responses`; None: invented ones) by each grader.
 
     `course`: a python file with the functions REWARD_FNS (response, ground truth).  It and math-verify run in this
-    process, with the time limits that they set themselves.  Raise FileNotFoundError, or ValueError naming what is
-    wrong with a file.
+    process, with the time limits that they set themselves.  Raise ValueError or OSError naming what is wrong with a
+    file.
     """
     graders = {OURS: our_verdict, MATH_VERIFY: math_verify_verdict}
     if course is not None:
@@ -90,19 +89,13 @@ def math_verify_verdict(response: str, ground_truth: str, prompt: str) -> Verdic
 
 def load_course(file: str | Path) -> VerdictFn:
     """Run the file; return the verdicts of the course's two functions in it.  Raise ValueError where that fails or they
-    are not in it, FileNotFoundError where there is no file."""
-    got, accepted = f"course: got {str(file)!r}", f"accepted is a python file with {' and '.join(REWARD_FNS)}"
-    if not Path(file).is_file():
-        raise FileNotFoundError(f"{got}; there is no such file; {accepted}")
-    spec = importlib.util.spec_from_file_location("course_grader", file)
-    if spec is None:
-        raise ValueError(f"{got}; it does not end in .py; {accepted}")
-    module = sys.modules["course_grader"] = importlib.util.module_from_spec(spec)  # where its dataclasses look for it
+    are not in it."""
     try:
-        spec.loader.exec_module(module)
-        r1_zero, question_only = (getattr(module, name) for name in REWARD_FNS)
+        found = runpy.run_path(str(file))
+        r1_zero, question_only = (found[name] for name in REWARD_FNS)
     except (Exception, SystemExit) as error:
-        raise ValueError(f"{got}; {error!r}; {accepted}") from error
+        accepted = f"accepted is a python file with {' and '.join(REWARD_FNS)}"
+        raise ValueError(f"course: got {str(file)!r}; {error!r}; {accepted}") from error
 
     def verdict(response: str, ground_truth: str, prompt: str) -> Verdict:
         rewards = (question_only if prompt == "question_only" else r1_zero)(response, ground_truth)
@@ -162,35 +155,24 @@ def _measure(grader: VerdictFn, rows: Sequence[Row], number: int) -> float:
 
 
 def report(
-    found: Mapping[str, Any],
-    source: str,
-    groups: Mapping[str, Sequence[int]],
-    grades: Sequence[Grade],
-    verdicts: Mapping[str, Sequence[Verdict | None]],
-    measured: Mapping[str, Mapping[str, Sequence[float]]],
+    found: Mapping, source: str, groups: Mapping, grades: Sequence[Grade], verdicts: Mapping, measured: Mapping
 ) -> Report:
-    """Make a row for each group and grader, and one for its agreement with ours.  `groups`: the places of their
-    responses in `grades` and `verdicts`; `measured`: by group and grader, a time for each round."""
-    rows = [
-        {"run, prompt": group, "responses": len(groups[group]), "grader": grader, **_times(turns, by_grader[OURS])}
-        for group, by_grader in measured.items()
-        for grader, turns in by_grader.items()
-    ]
+    """Make a row for each group and grader, and one for its agreement with ours.
+
+    `groups`: the places of their responses in `grades` and in each of the `verdicts`; `measured`: by group and grader,
+    a time for each round.
+    """
+    rows = []
+    for group, by_grader in measured.items():
+        for grader, turns in by_grader.items():
+            times = {"ms_per_1,000": Spread.of(turns), "time_ratio": Spread.of_ratios(turns, by_grader[OURS])}
+            rows.append({"run, prompt": group, "responses": len(groups[group]), "grader": grader, **times})
     for name, given in verdicts.items():
         for group, places in {"all": range(len(grades)), **groups}.items():
             found_there = agreement([grades[i] for i in places], [given[i] for i in places])
             rows.append({"verdict": name, "of": group, **found_there})
-    settings = {
-        "source": source,
-        "responses": len(grades),
-        "rounds": len(next(iter(measured.values()))[OURS]),
-        "median_group": median_group({name: row[OURS] for name, row in measured.items()}),
-    }
-    return Report("grader", found, settings, rows, NOTES)
-
-
-def _times(turns: Sequence[float], ours: Sequence[float]) -> dict[str, Spread]:
-    return {"ms_per_1,000": Spread.of(turns), "time_ratio": Spread.of_ratios(turns, ours)}
+    rounds = len(next(iter(measured.values()))[OURS])
+    return Report("grader", found, {"source": source, "responses": len(grades), "rounds": rounds}, rows, NOTES)
 
 
 def agreement(grades: Sequence[Grade], verdicts: Sequence[Verdict | None]) -> dict[str, Any]:
@@ -205,9 +187,3 @@ def agreement(grades: Sequence[Grade], verdicts: Sequence[Verdict | None]) -> di
         "in_answer": sum(grade.answer != verdict[1] for grade, verdict in pairs),
         "reasons": dict(Counter(different).most_common()),
     }
-
-
-def median_group(ours: Mapping[str, Sequence[float]]) -> str:
-    """Return the group in the middle by our median time; of two in the middle the slower."""
-    names = sorted(ours, key=lambda name: Spread.of(ours[name]).median)
-    return names[len(names) // 2]

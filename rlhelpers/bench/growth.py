@@ -1,6 +1,5 @@
 """How time and memory grow with the work: a training step and the sampling of a batch, by the tiny model."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -10,24 +9,23 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 from scipy import stats
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.bench.agreement import refuse_unless_done
-from rlhelpers.bench.case import ONLY_PADDING, Rows, make_up_rows, package_step
+from rlhelpers.bench.case import Rows, make_up_rows, package_step
 from rlhelpers.bench.measure import MIB, Clock, PeakMemory, Spread, in_own_process, in_turns
 from rlhelpers.bench.report import Report, conditions, show
 from rlhelpers.evidence.figures import COLOURS, house_style
 from rlhelpers.models import can_share, load_policy, make_optimizer
-from rlhelpers.rollouts import Rollout, Sampling, TorchEngine
+from rlhelpers.rollouts import Sampling, TorchEngine
 from rlhelpers.tasks import get_prompt, load_task
 from rlhelpers.training.config import make_config
 
 ROUNDS = 3
 PROMPT_TOKENS = 128  # those of the tiny task have about as many
 MICROBATCH = 32  # rows, as in the default run
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,10 @@ class Size:
     group_size: int = 8
 
 
-SWEEPS: dict[str, Sequence[int]] = {
-    "responses": (16, 32, 64, 128, 256),
-    "tokens": (8, 16, 32, 64, 128),
-    "group_size": (2, 4, 8, 16, 32),
-}
+SIZE = Size()
+SWEEPS = {"responses": (16, 32, 64, 128, 256), "tokens": (8, 16, 32, 64, 128), "group_size": (2, 4, 8, 16, 32)}
 BATCHES = (64, 128, 256, 512, 1024)  # responses, two microbatches and more: over these memory is measured
-TRAINING, SAMPLING, MEMORY = MEASURED = ("training, s", "sampling, s", "training, MiB")
+TRAINING, SAMPLING, MEMORY = ("training, s", "sampling, s", "training, MiB")
 GROWS = {"responses": "responses", "tokens": "tokens per response", "group_size": "responses per prompt"}
 FIXED = {
     "responses": "responses of {tokens} tokens, in groups of {group_size}",
@@ -60,41 +55,35 @@ NOTES = [
 ]
 
 
-def bench_growth(
-    sweeps: Mapping[str, Sequence[int]] = SWEEPS,
-    batches: Sequence[int] = BATCHES,
-    size: Size = Size(),
-    rounds: int = ROUNDS,
-) -> Report:
-    """Measure each number of `size` at the values in `sweeps`, while the others stay.  Raise ValueError where less was
-    done than was asked for."""
+def bench_growth() -> Report:
+    """Measure each number of SIZE at the values in SWEEPS, while the others stay.  Raise ValueError where less was done
+    than was asked for."""
     found = conditions()
     policy, tokenizer = load_policy("tiny", "cpu")
-    sizes = {replace(size, **{name: value}): None for name, values in sweeps.items() for value in values}
-    for one in sizes:  # the warm-up too
-        check(one, policy, tokenizer)
-    measured = in_turns({one: partial(_measure, one, policy, tokenizer) for one in sizes}, rounds)
-    extra = {batch: in_own_process(extra_bytes, replace(size, responses=batch)) for batch in batches}
-    return report(found, sweeps, size, measured, extra)
+    sizes = {replace(SIZE, **{name: value}): None for name, values in SWEEPS.items() for value in values}
+    for size in sizes:  # the warm-up too
+        check(size, policy, tokenizer)
+    measured = in_turns({size: partial(_measure, size, policy, tokenizer) for size in sizes}, ROUNDS)
+    extra = {batch: in_own_process(extra_bytes, replace(SIZE, responses=batch)) for batch in BATCHES}
+    return report(found, measured, extra)
 
 
 def check(size: Size, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ValueError unless all tokens are sampled, and every row is trained on."""
-    refuse_unless_done(_sample(size, policy, tokenizer, 0), _prompts(size), _sampling(size, 0), "torch")
+    prompts, sampling = _requests(size, 0)
+    refuse_unless_done(TorchEngine(policy, tokenizer).generate(prompts, sampling), prompts, sampling, "torch")
     _, metadata = _train(_rows(size, policy), policy)
     if metadata["pruned_rows"] or metadata["skipped_update"] or not metadata["grad_norm"] > 0:
         raise ValueError(f"growth: no times, for {size} was not trained on: {metadata}")
 
 
-def _measure(
-    size: Size, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, number: int
-) -> tuple[float, float]:
+def _measure(size: Size, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, number: int) -> tuple:
     """Seconds of training and of sampling."""
-    rows = _rows(size, policy)
+    rows, requests = _rows(size, policy), _requests(size, number)
     with Clock() as training:
         _train(rows, policy)
     with Clock() as sampling:
-        _sample(size, policy, tokenizer, number)
+        TorchEngine(policy, tokenizer).generate(*requests)
     return training.seconds, sampling.seconds
 
 
@@ -116,68 +105,44 @@ def _rows(size: Size, policy: PreTrainedModel) -> Rows:
 def _train(rows: Rows, policy: PreTrainedModel) -> tuple:
     """With a learning rate that moves nothing, so that every step is the same."""
     optimizer = make_optimizer(policy, make_config(learning_rate=1e-30))
-    return package_step(policy, ONLY_PADDING, optimizer, rows, min(MICROBATCH, len(rows.rewards)), None)
+    return package_step(policy, 0, optimizer, rows, min(MICROBATCH, len(rows.rewards)), None)
 
 
-def _sample(size: Size, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, seed: int) -> list[Rollout]:
-    return TorchEngine(policy, tokenizer).generate(_prompts(size), _sampling(size, seed))
-
-
-def _sampling(size: Size, seed: int) -> Sampling:
-    return Sampling(n=size.group_size, max_tokens=size.tokens, min_tokens=size.tokens, seed=seed)
-
-
-def _prompts(size: Size) -> list[str]:
+def _requests(size: Size, seed: int) -> tuple[list[str], Sampling]:
     config = make_config()
     problems = load_task(config.task, config.n_train_examples, 1).train[: size.responses // size.group_size]
-    return [get_prompt(config.prompt)(problem.question) for problem in problems]
+    prompts = [get_prompt(config.prompt)(problem.question) for problem in problems]
+    return prompts, Sampling(n=size.group_size, max_tokens=size.tokens, min_tokens=size.tokens, seed=seed)
 
 
-def report(
-    found: Mapping[str, Any],
-    sweeps: Mapping[str, Sequence[int]],
-    size: Size,
-    measured: Mapping[Size, Sequence[tuple[float, float]]],
-    extra: Mapping[int, int],
-) -> Report:
+def report(found: Mapping, measured: Mapping[Size, Sequence[tuple[float, float]]], extra: Mapping[int, int]) -> Report:
     """Make a row for each curve.  `measured`: seconds of training and sampling, by round; `extra`: bytes, by
     responses."""
     rows = []
-    for name, values in sweeps.items():
-        seconds = [measured[replace(size, **{name: value})] for value in values]
-        for place, what in enumerate((TRAINING, SAMPLING)):
-            rows.append(_curve(name, what, values, [Spread.of([pair[place] for pair in turns]) for turns in seconds]))
+    for name, values in SWEEPS.items():
+        seconds = [zip(*measured[replace(SIZE, **{name: value})], strict=True) for value in values]
+        for what, results in zip((TRAINING, SAMPLING), zip(*seconds, strict=True), strict=True):
+            rows.append(_curve(name, what, values, [Spread.of(turns) for turns in results]))
     rows.append(_curve("responses", MEMORY, list(extra), [Spread.of([count / MIB]) for count in extra.values()]))
     rounds = len(next(iter(measured.values())))
     fixed = {"prompt_tokens": PROMPT_TOKENS, "microbatch_size": MICROBATCH, "rounds": rounds}
-    return Report("growth", found, asdict(size) | fixed, rows, NOTES)
+    return Report("growth", found, asdict(SIZE) | fixed, rows, NOTES)
 
 
 def _curve(grows: str, measured: str, values: Sequence[int], results: Sequence[Spread]) -> dict[str, Any]:
-    return {
-        "grows": grows,
-        "from": values[0],
-        "to": values[-1],
-        "measured": measured,
-        "at_first": results[0].median,
-        "at_last": results[-1].median,
-        **exponent(values, [result.median for result in results]),
-        "values": list(values),
-        "results": list(results),
-    }
+    row = {"grows": grows, "from": values[0], "to": values[-1], "measured": measured}
+    row |= {"at_first": results[0].median, "at_last": results[-1].median}
+    row |= exponent(values, [result.median for result in results])
+    return row | {"values": list(values), "results": results}
 
 
 def exponent(values: Sequence[float], measured: Sequence[float]) -> dict[str, float]:
     """Return k of the power law c x^k that fits best in logarithms, its interval of 95%, and c as `scale`."""
     fit = stats.linregress(np.log(values), np.log(measured))
     # Where all are equal there is no scatter, and scipy divides 0 by 0.
-    half = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 2) * np.nan_to_num(fit.stderr)
-    return {
-        "exponent": float(fit.slope),
-        "low": float(fit.slope - half),
-        "high": float(fit.slope + half),
-        "scale": float(np.exp(fit.intercept)),
-    }
+    half = stats.t.ppf(0.975, len(values) - 2) * np.nan_to_num(fit.stderr)
+    numbers = {"exponent": fit.slope, "low": fit.slope - half, "high": fit.slope + half, "scale": np.exp(fit.intercept)}
+    return {name: float(number) for name, number in numbers.items()}
 
 
 def draw(report: Report) -> Figure:
@@ -208,14 +173,11 @@ def _draw_curve(axes: Axes, row: Mapping[str, Any], colour: str) -> None:
 
 def _logarithmic(axes: Axes, values: Sequence[int]) -> None:
     """Both axes, with ticks at what was measured, and numbers that are no powers."""
-    axes.set(xscale="log", yscale="log")
-    axes.xaxis.set_major_locator(FixedLocator(values))
+    axes.set(xscale="log", yscale="log", xticks=values)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     low, high = axes.get_ylim()
-    middle = math.sqrt(low * high)  # a curve that hardly grows gets no taller for it
-    low, high = min(low, middle / 3), max(high, middle * 3)
-    axes.set_ylim(low, high * (high / low) ** 0.25)  # room for the legend
+    axes.set_ylim(low / 1.5, high * 2.5)  # room for the legend, and a curve that hardly grows stays flat
     axes.legend(fontsize="small", loc="upper left")

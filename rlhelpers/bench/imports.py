@@ -3,10 +3,8 @@
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 from rlhelpers.bench.measure import Spread, in_turns
 from rlhelpers.bench.report import Report, conditions
@@ -29,12 +27,17 @@ PROGRAMS = (
 )
 
 
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """CPU seconds of a whole process, and whether torch was in it."""
 
     seconds: float
     has_torch: bool
+
+
+NOTES = [
+    "CPU seconds: of a whole process, median (lowest to highest) of rounds in turns, after a warm-up.",
+    "beyond: the median above that of python, or of torch where torch is imported.",
+]
 
 
 def bench_imports(rounds: int = ROUNDS) -> Report:
@@ -42,37 +45,24 @@ def bench_imports(rounds: int = ROUNDS) -> Report:
     found = conditions()
     turns = {name: partial(start, program) for name, program in PROGRAMS.items()}
     in_turns(turns, 1)  # files are read from the disk, and compiled
-    return report(found, in_turns(turns, rounds))
+    measured = in_turns(turns, rounds)
+    seconds = {name: Spread.of([start.seconds for start in starts]) for name, starts in measured.items()}
+    base = {False: seconds["python"].median, True: seconds["torch"].median}
+    rows = []
+    for name, spread in seconds.items():
+        has_torch = measured[name][0].has_torch
+        beyond = spread.median - base[has_torch]
+        rows.append({"start": name, "CPU_seconds": spread, "torch": has_torch, "beyond": beyond})
+    return Report("imports", found, {"rounds": rounds}, rows, NOTES)
 
 
 def start(program: str, number: int) -> Start:
     """Raise RuntimeError with the last line of what the process said where it failed."""
     before = os.times()
-    done = subprocess.run(
-        [sys.executable, "-c", f"{program}\nprint('torch' in sys.modules)"], capture_output=True, encoding="utf-8"
-    )
+    arguments = [sys.executable, "-c", f"{program}\nprint('torch' in sys.modules)"]
+    done = subprocess.run(arguments, capture_output=True, encoding="utf-8")
     after = os.times()
     if done.returncode:
         raise RuntimeError(f"imports: {program!r} failed: {done.stderr.strip().splitlines()[-1]}")
     seconds = after.children_user + after.children_system - before.children_user - before.children_system
     return Start(seconds, done.stdout.endswith("True\n"))
-
-
-def report(found: Mapping[str, Any], measured: Mapping[str, Sequence[Start]]) -> Report:
-    """Make a row for each program."""
-    seconds = {name: Spread.of([start.seconds for start in starts]) for name, starts in measured.items()}
-    base = {False: seconds["python"].median, True: seconds["torch"].median}
-    rows = [
-        {
-            "start": name,
-            "CPU_seconds": seconds[name],
-            "torch": starts[0].has_torch,
-            "beyond": seconds[name].median - base[starts[0].has_torch],
-        }
-        for name, starts in measured.items()
-    ]
-    notes = [
-        "CPU seconds: of a whole process, median (lowest to highest) of rounds in turns, after a warm-up.",
-        "beyond: the median above that of python, or of torch where torch is imported.",
-    ]
-    return Report("imports", found, {"rounds": len(measured["python"])}, rows, notes)

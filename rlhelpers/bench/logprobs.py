@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +16,6 @@ from rlhelpers.kernels.fused_logprobs import log_probs_and_entropy
 from rlhelpers.kernels.logprobs import log_probs_from_logits
 
 ROUNDS = 2
-TOKENS = 8 * 512
 # Of the largest number, in each of log-probs, entropies and gradients.  Two bfloat16 next to each other differ by 2^-7,
 # so that two results that are both right may do so too.
 LIMITS = {"float32": 1e-5, "bfloat16": 1e-2}
@@ -33,7 +31,7 @@ class Work:
     """Random hidden states, weights and labels."""
 
     dtype: str
-    tokens: int = TOKENS
+    tokens: int = 8 * 512
     hidden: int = 2048
     vocabulary: int = 100_352
 
@@ -66,38 +64,29 @@ def in_chunks(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, T
 
 
 CONTESTANTS = {"all logits": all_at_once, "in chunks": in_chunks}
-
-
+WORKS = [Work(dtype) for dtype in LIMITS]
 Measurement = tuple[float, int]
 """Seconds, and bytes of RAM at the peak beyond the inputs; the gradients are in it."""
 
 
-def bench_logprobs(
-    dtype: Sequence[str] = tuple(LIMITS), tokens: int = TOKENS, rounds: int = ROUNDS, **sizes: int
-) -> Report:
-    """Measure each dtype, each time in a process of its own.  `sizes`: `hidden` and `vocabulary`.  Raise ValueError
-    where the results of the first round differ."""
+def bench_logprobs(rounds: int = ROUNDS) -> Report:
+    """Measure each dtype, each time in a process of its own.  Raise ValueError where the first results differ."""
     found = conditions()
-    works = [Work(name, tokens, **sizes) for name in dtype]
-    return report(found, [(work, *_bench(work, rounds)) for work in works])
+    return report(found, [(work, *_bench(work, rounds)) for work in WORKS])
 
 
 def _bench(work: Work, rounds: int) -> tuple[dict[str, float], dict[str, list[Measurement]]]:
     """Differences of the first round's results, and measurements."""
     with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder:
         files = {name: Path(folder) / name for name in CONTESTANTS}
-        first = in_turns({name: partial(_turn, name, work, file) for name, file in files.items()}, 1)
+        first = in_turns({name: partial(in_own_process, measure, name, work, file) for name, file in files.items()}, 1)
         differences = compare(*(torch.load(file, mmap=True, weights_only=True) for file in files.values()))
         refuse_unless_same(differences, work.dtype)
-    more = in_turns({name: partial(_turn, name, work, None) for name in CONTESTANTS}, rounds - 1)
+    more = in_turns({name: partial(in_own_process, measure, name, work, None) for name in CONTESTANTS}, rounds - 1)
     return differences, {name: first[name] + more[name] for name in CONTESTANTS}
 
 
-def _turn(name: str, work: Work, file: Path | None, number: int) -> Measurement:
-    return in_own_process(measure, name, work, file)
-
-
-def measure(name: str, work: Work, file: Path | None) -> Measurement:
+def measure(name: str, work: Work, file: Path | None, number: int = 1) -> Measurement:
     """Go forward and backward once, in a process that has done nothing else.  The results go to the file."""
     hidden, weight, labels = work.inputs()
     slopes = torch.linspace(-1, 1, work.tokens)  # in the place of advantages
@@ -125,37 +114,21 @@ def refuse_unless_same(differences: Mapping[str, float], dtype: str) -> None:
             )
 
 
-def report(
-    found: Mapping[str, Any], works: Sequence[tuple[Work, Mapping[str, float], Mapping[str, Sequence[Measurement]]]]
-) -> Report:
+def report(found: Mapping, works: Sequence[tuple[Work, dict[str, float], Mapping[str, list[Measurement]]]]) -> Report:
     """Make a row for each dtype and contestant.  `works`: with their differences and measurements."""
-    settings = {
-        work.dtype: asdict(work) | {"gradient_MiB": work.gradient_bytes / MIB, "differences": dict(differences)}
-        for work, differences, _ in works
-    }
-    settings["rounds"] = len(next(iter(works[0][2].values())))
-    return Report(
-        "logprobs", found, settings, [row for work, _, measured in works for row in _rows(work, measured)], NOTES
-    )
-
-
-def _rows(work: Work, measured: Mapping[str, Sequence[Measurement]]) -> list[dict[str, Any]]:
-    times = compare_seconds({name: [seconds for seconds, _ in rows] for name, rows in measured.items()})
-    extra = {name: Spread.of([extra / MIB for _, extra in rows]) for name, rows in measured.items()}
-    beyond = {name: spread.median - work.gradient_bytes / MIB for name, spread in extra.items()}
-    base = next(iter(measured))
-    return [
-        {
-            "dtype": work.dtype,
-            "log-probs": name,
-            **times[name],
-            "extra_MiB": extra[name],
-            "times_less": _ratio(extra[base].median, extra[name].median),
-            "beyond_gradients_MiB": beyond[name],
-            "times_less_beyond": _ratio(beyond[base], beyond[name]),
-        }
-        for name in measured
-    ]
+    settings, rows = {}, []
+    for work, differences, measured in works:
+        gradients = work.gradient_bytes / MIB
+        settings[work.dtype] = asdict(work) | {"gradient_MiB": gradients, "differences": differences}
+        times = compare_seconds({name: [seconds for seconds, _ in turns] for name, turns in measured.items()})
+        extra = {name: Spread.of([extra / MIB for _, extra in turns]) for name, turns in measured.items()}
+        base, *_ = (spread.median for spread in extra.values())
+        for name, spread in extra.items():
+            beyond = spread.median - gradients
+            row = {"dtype": work.dtype, "log-probs": name, **times[name], "extra_MiB": spread}
+            row |= {"times_less": _ratio(base, spread.median), "beyond_gradients_MiB": beyond}
+            rows.append(row | {"times_less_beyond": _ratio(base - gradients, beyond)})
+    return Report("logprobs", found, settings | {"rounds": len(next(iter(measured.values())))}, rows, NOTES)
 
 
 def _ratio(base: float, extra: float) -> float:

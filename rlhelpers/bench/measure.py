@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import psutil
 import torch
@@ -48,9 +49,6 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Raise ValueError where there is no value."""
-        if not values:
-            raise ValueError("values: got none; accepted is one for each round, at least one")
         return cls(statistics.median(values), min(values), max(values))
 
     @classmethod
@@ -83,20 +81,15 @@ class Clock:
 
 def _cpu_seconds() -> dict[int, float]:
     """CPU time so far of this process and of each living one below it, by process id."""
-    found = {}
-    own = psutil.Process()
+    found, own = {}, psutil.Process()
     for process in [own, *own.children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-        except psutil.Error:  # it ended, or is about to
-            continue
-        found[process.pid] = times.user + times.system
+        with suppress(psutil.Error):  # it ended, or is about to
+            found[process.pid] = sum(process.cpu_times()[:2])  # user and system
     return found
 
 
 class PeakMemory:
-    """A context manager.  Afterwards `held`, bytes of RAM that this process had before, and `extra`, how many more it
-    had at its peak inside.
+    """A context manager.  Afterwards `extra`: the bytes of RAM of this process at its peak, less those before.
 
     It looks every millisecond and misses a shorter peak.  Memory that was freed before counts as held while the
     allocator keeps it: to compare, measure each thing once, in a process of its own.
@@ -105,7 +98,7 @@ class PeakMemory:
     def __enter__(self) -> Self:
         gc.collect()
         self._process, self._done = psutil.Process(), threading.Event()
-        self.held = self._peak = self._process.memory_info().rss
+        self._before = self._peak = self._process.memory_info().rss
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
         return self
@@ -113,15 +106,13 @@ class PeakMemory:
     def __exit__(self, *_) -> None:
         self._done.set()
         self._thread.join()
-        self._look()
-        self.extra = self._peak - self.held
+        self.extra = self._peak - self._before
 
     def _watch(self) -> None:
-        while not self._done.wait(INTERVAL):
-            self._look()
-
-    def _look(self) -> None:
-        self._peak = max(self._peak, self._process.memory_info().rss)
+        done = False
+        while not done:
+            done = self._done.wait(INTERVAL)
+            self._peak = max(self._peak, self._process.memory_info().rss)
 
 
 def in_own_process(function: Callable[..., T], *arguments: Any) -> T:
@@ -143,7 +134,6 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     takes without torch's allocator is not seen.
     """
     if device.type == "cuda":
-        synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         function()
@@ -152,18 +142,14 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         function()
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profile.export_chrome_trace(str(file))
-        events = json.loads(file.read_text("utf-8"))["traceEvents"]
-    held = peak = 0
-    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
-        held += event["args"]["Bytes"]
-        peak = max(peak, held)
-    return peak
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        trace = json.loads(Path(folder, "trace.json").read_text("utf-8"))
+    events = [event for event in trace["traceEvents"] if event["name"] == "[memory]"]
+    events.sort(key=lambda event: event["ts"])
+    return max(accumulate((event["args"]["Bytes"] for event in events), initial=0))
 
 
-@dataclass(frozen=True)
-class Read:
+class Read(NamedTuple):
     """One forward pass: `rows` of `width` tokens, padding included, which see `past` tokens of a cache before them."""
 
     rows: int

@@ -6,13 +6,13 @@ import os
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
+import joblib
 import psutil
 import torch
 
@@ -122,7 +122,7 @@ def conditions() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": cpu_model(),
-        "cores": cores(),
+        "cores": joblib.cpu_count(),
         "load": round(psutil.getloadavg()[0], 2),
         "torch_threads": torch.get_num_threads(),
         "environment": {name: os.environ.get(name) for name in VARIABLES},
@@ -142,16 +142,9 @@ def _conditions_text(found: Mapping[str, Any]) -> str:
 
 def cpu_model() -> str:
     """Return the processor's own name, where the system tells it."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """Return how many this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*: (.*)", info.read_text("utf-8")) if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()
 
 
 def with_tables(text: str) -> str:
@@ -163,10 +156,3 @@ def with_tables(text: str) -> str:
         return f"{match[1]}{report.tables()}\n{match[3]}"
 
     return MARKED.sub(fill, text)
-
-
-def write_readme() -> Path:
-    """Bring the tables of README.md up to date with the committed reports."""
-    file = paths.ROOT / "README.md"
-    write_atomically(file, with_tables(file.read_text(encoding="utf-8")))
-    return file

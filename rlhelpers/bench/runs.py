@@ -6,12 +6,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import psutil
@@ -51,6 +50,9 @@ AHEAD_NOTES = [
     "mismatch mean: one step ahead, the samples are those of the policy before its last updates.",
     "This is the time of a step, not what a step teaches: that takes runs with several seeds.",
 ]
+
+
+# A process that trains and imports nothing else.
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -62,12 +64,16 @@ train(make_config(**json.loads(sys.argv[2])))
 """
 
 
-@dataclass(frozen=True)
-class TimedRun:
+class TimedRun(NamedTuple):
     """A finished run's metrics, one row for each step but step 0, and the threads of its engine."""
 
     steps: pd.DataFrame
     threads: int | None
+
+    @property
+    def seconds(self) -> pd.Series:
+        """Of each step, without its validation."""
+        return self.steps[["seconds_sampling", "seconds_training", "seconds_syncing"]].sum(axis=1)
 
 
 def bench_ahead(rounds: int = ROUNDS, steps: int = STEPS) -> Report:
@@ -75,8 +81,13 @@ def bench_ahead(rounds: int = ROUNDS, steps: int = STEPS) -> Report:
     not installed."""
     found = conditions()
     configs = {name: configuration(ahead, steps) for name, ahead in (("in turn", False), ("one step ahead", True))}
-    with temporary_runs():
-        runs = in_turns({name: partial(_run, config) for name, config in configs.items()}, rounds)
+    before = paths.RUNS
+    with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder:
+        paths.RUNS = Path(folder)
+        try:
+            runs = in_turns({name: partial(_run, config) for name, config in configs.items()}, rounds)
+        finally:
+            paths.RUNS = before
     return ahead_report(found, configs["in turn"], runs)
 
 
@@ -95,18 +106,6 @@ def configuration(ahead: bool, steps: int) -> RunConfig:
     )
 
 
-@contextmanager
-def temporary_runs() -> Iterator[None]:
-    """Runs that start inside leave nothing."""
-    before = paths.RUNS
-    with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder:
-        paths.RUNS = Path(folder)
-        try:
-            yield
-        finally:
-            paths.RUNS = before
-
-
 def _run(config: RunConfig, number: int) -> TimedRun:
     folder = train(config.model_copy(update={"seed": number}))
     return TimedRun(read_metrics(folder).loc[1:], vllm_threads(folder / "engine.log"))
@@ -114,8 +113,21 @@ def _run(config: RunConfig, number: int) -> TimedRun:
 
 def ahead_report(found: Mapping[str, Any], config: RunConfig, runs: Mapping[str, Sequence[TimedRun]]) -> Report:
     """Make a row for each kind of run."""
-    first = next(iter(runs.values()))
-    base = [step_seconds(run.steps).sum() for run in first]
+    totals = {name: [run.seconds.sum() for run in kind] for name, kind in runs.items()}
+    first, base = next(iter(runs.values())), next(iter(totals.values()))
+    rows = []
+    for name, kind in runs.items():
+        # One step ahead, the first step samples two batches and the last none.
+        sampling = [run.steps["seconds_sampling"].iloc[1:-1] for run in kind]
+        row = {
+            "rollouts": name,
+            "seconds_per_step": Spread.of([s for run in kind for s in run.seconds.iloc[1:-1]]),
+            "sampling": Spread.of([s for run in sampling for s in run]),
+            "all_steps": Spread.of(totals[name]),
+            "time_ratio": Spread.of_ratios(totals[name], base),
+        }
+        means = pd.concat([run.steps for run in kind])[["response_length", "mismatch_mean"]].mean()
+        rows.append(row | means.to_dict() | {"run_seconds": totals[name]})
     settings = {
         "trainer_threads": torch.get_num_threads(),
         "server_threads": first[0].threads,
@@ -124,29 +136,7 @@ def ahead_report(found: Mapping[str, Any], config: RunConfig, runs: Mapping[str,
         "updates_per_step": config.updates_per_step,
         "rounds": len(first),
     }
-    return Report(
-        "ahead", found, settings, [{"rollouts": n, **_row(kind, base)} for n, kind in runs.items()], AHEAD_NOTES
-    )
-
-
-def _row(runs: Sequence[TimedRun], base: Sequence[float]) -> dict[str, Any]:
-    totals = [step_seconds(run.steps).sum() for run in runs]
-    # One step ahead, the first step samples two batches and the last none.
-    between = [run.steps.iloc[1:-1] for run in runs]
-    return {
-        "seconds_per_step": Spread.of([s for rows in between for s in step_seconds(rows)]),
-        "sampling": Spread.of([s for rows in between for s in rows["seconds_sampling"]]),
-        "all_steps": Spread.of(totals),
-        "time_ratio": Spread.of_ratios(totals, base),
-        "response_length": pd.concat([run.steps["response_length"] for run in runs]).mean(),
-        "mismatch_mean": pd.concat([run.steps["mismatch_mean"] for run in runs]).mean(),
-        "run_seconds": totals,
-    }
-
-
-def step_seconds(steps: pd.DataFrame) -> pd.Series:
-    """Return those of each step, without its validation."""
-    return steps["seconds_sampling"] + steps["seconds_training"] + steps["seconds_syncing"]
+    return Report("ahead", found, settings, rows, AHEAD_NOTES)
 
 
 def bench_long(steps: int = LONG_STEPS, **settings: Any) -> Report:
@@ -162,8 +152,7 @@ def bench_long(steps: int = LONG_STEPS, **settings: Any) -> Report:
     rows = _watch(process, log, [steps // 20, steps // 2, steps])
     if process.wait():
         raise RuntimeError(f"long: the run ended with exit status {process.returncode}")
-    with open(log, encoding="utf-8") as lines:
-        logged = [json.loads(line)["step"] for line in lines]
+    logged = read_metrics(log.parent).index.tolist()
     seen = {
         "seconds": time.perf_counter() - started,
         "steps_in_the_log": len(logged) - 1,  # without step 0, the validation before training
@@ -177,23 +166,11 @@ def _watch(process: subprocess.Popen, log: Path, marks: Sequence[int]) -> list[d
     readings: list[dict[str, float]] = []
     latest: dict[str, float] = {}
     while process.poll() is None and len(readings) < len(marks):
-        latest = _read(process, log) or latest
+        with suppress(FileNotFoundError, psutil.Error):  # it has not begun to log, or has just ended
+            step, seen = log.read_bytes().count(b"\n") - 1, psutil.Process(process.pid)
+            latest = {"after_step": step, "memory_MiB": seen.memory_info().rss / MIB}
+            latest |= {"open_files": seen.num_fds(), "threads": seen.num_threads()}
         if latest.get("after_step", 0) >= marks[len(readings)]:
             readings.append(latest)
         time.sleep(0.02)
     return readings + [latest] * (len(marks) - len(readings))
-
-
-def _read(process: subprocess.Popen, log: Path) -> dict[str, float] | None:
-    """Return what the process has now; None where it has just ended, or not begun to log."""
-    try:
-        step = log.read_bytes().count(b"\n") - 1
-        seen = psutil.Process(process.pid)
-        return {
-            "after_step": step,
-            "memory_MiB": seen.memory_info().rss / MIB,
-            "open_files": seen.num_fds(),
-            "threads": seen.num_threads(),
-        }
-    except (FileNotFoundError, psutil.Error):
-        return None

@@ -3,27 +3,25 @@ weights."""
 
 import importlib.util
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from rlhelpers.bench.agreement import refuse_unless_unbiased, sampling_bias, score
-from rlhelpers.bench.case import Batch, Case, configuration, difference, package_run, package_step, refuse_unless_equal
+from rlhelpers.bench.agreement import refuse_unless_same, sampling_bias, score
+from rlhelpers.bench.case import Batch, Case, configuration, difference, package_step, refuse_unless_equal
 from rlhelpers.bench.measure import MIB, Clock, PeakMemory, compare_seconds, in_own_process, in_turns, reading
 from rlhelpers.bench.report import Report, conditions
 from rlhelpers.bench.textbook import GenerateEngine, textbook_step
 from rlhelpers.models import can_share
 from rlhelpers.rollouts import TorchEngine
 from rlhelpers.training.config import RunConfig
+from rlhelpers.training.loop import Run
 
 ROUNDS = 5
-
-Contestant = Callable[[Case, PreTrainedModel, int, AbstractContextManager, Batch | None], Batch]
-"""(case, model, number, meter, given): take step `number` of the case on its own samples, or on the batch that is
-given; return what was trained on.  `meter` is entered around the step alone."""
 
 
 class _Recorder(TorchEngine):
@@ -32,9 +30,7 @@ class _Recorder(TorchEngine):
         return self.rollouts
 
 
-def package(
-    case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager, given: Batch | None = None
-) -> Batch:
+def package(case: Case, model: PreTrainedModel, number: int, meter, given: Batch | None = None) -> Batch:
     """On its own samples, all that a run does in a step but validation."""
     can_share(model)  # found out once for a model, and so once in a run
     optimizer, engine = case.optimizer(model), _Recorder(model, case.tokenizer)
@@ -42,15 +38,14 @@ def package(
         with meter:
             case.train(package_step, model, optimizer, given)
         return given
-    run = package_run(case, model, optimizer, engine)
+    no_log = SimpleNamespace(remark=print, records=None)
+    run = Run(case.config, case.task, case.grader, model, case.tokenizer, engine, optimizer, no_log)
     with meter:
         run.step(number)
     return Batch.of(case.problems(number), engine.rollouts)
 
 
-def textbook(
-    case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager, given: Batch | None = None
-) -> Batch:
+def textbook(case: Case, model: PreTrainedModel, number: int, meter, given: Batch | None = None) -> Batch:
     optimizer, engine = case.optimizer(model), GenerateEngine(model, case.tokenizer)
     with meter:
         batch = given or Batch.of(case.problems(number), engine.generate(case.prompts(number), case.sampling(number)))
@@ -58,15 +53,15 @@ def textbook(
     return batch
 
 
-def trl(
-    case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager, given: Batch | None = None
-) -> Batch:
-    from rlhelpers.bench.trl_trainer import sample_and_train, train
+def trl(case: Case, model: PreTrainedModel, number: int, meter, given: Batch | None = None) -> Batch:
+    from rlhelpers.bench.trl_trainer import take_step
 
-    return sample_and_train(case, model, number, meter) if given is None else train(case, model, given, meter)
+    return take_step(case, model, number, meter, given)
 
 
-CONTESTANTS: dict[str, Contestant] = {"rlhelpers": package, "textbook": textbook, "TRL": trl}
+CONTESTANTS: dict[str, Callable[..., Batch]] = {"rlhelpers": package, "textbook": textbook, "TRL": trl}
+"""Each takes step `number` of the case on its own samples, or on the batch that is given, and returns what was trained
+on.  `meter`, a context manager, is entered around the step alone."""
 
 
 def installed() -> list[str]:
@@ -74,9 +69,9 @@ def installed() -> list[str]:
     return [name for name in CONTESTANTS if name != "TRL" or importlib.util.find_spec("trl")]
 
 
-def bench_step(config: RunConfig | None = None, rounds: int = ROUNDS) -> Report:
+def bench_step(rounds: int = ROUNDS) -> Report:
     """Measure the step on given responses of the tiny model.  Raise ValueError where updates differ."""
-    found, case = conditions(), Case.of(config or configuration())
+    found, case = conditions(), Case.of(configuration())
     given = sample_batch(case)
     rewards, size = case.rewards(given), case.config.group_size
     groups = [rewards[i : i + size] for i in range(0, len(rewards), size)]
@@ -88,10 +83,10 @@ def bench_step(config: RunConfig | None = None, rounds: int = ROUNDS) -> Report:
     return Report("step", found, settings | _settings(case, rounds), compare(case, rounds, given), notes)
 
 
-def bench_whole_step(config: RunConfig | None = None, rounds: int = ROUNDS) -> Report:
+def bench_whole_step(rounds: int = ROUNDS) -> Report:
     """Measure sampling, grading and training on the tiny model.  Raise ValueError where samples are not the policy's,
     or an update is not the textbook's."""
-    found, case = conditions(), Case.of(config or configuration())
+    found, case = conditions(), Case.of(configuration())
     notes = [
         "One step of Dr. GRPO, one update by AdamW, each on its own samples.  rlhelpers: all that a run does in a step "
         "but validation.  textbook: with `generate` of transformers."
@@ -131,7 +126,7 @@ def check(case: Case, name: str, given: Batch | None = None) -> dict[str, Any]:
     if given is None:
         _refuse_unless_done(case, batch, name)
         work = {"bias": sampling_bias(*score(batch.token_ids, case.policy, case.tokenizer))}
-        refuse_unless_unbiased(work["bias"], name)
+        refuse_unless_same(work, name, case.policy.dtype)
     textbook(case, expected, 1, nullcontext(), batch)
     found = difference(case.update(model), case.update(expected))
     refuse_unless_equal(found, name)

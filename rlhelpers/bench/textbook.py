@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rlhelpers.bench.case import Rows
-from rlhelpers.kernels.tokens import pad_prompts_and_outputs, padding_id
+from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.models import eval_mode
 from rlhelpers.rollouts import Completion, Rollout, Sampling
 from rlhelpers.rollouts.engine import encode_prompts, end_of_text_ids
@@ -28,22 +28,16 @@ def all_logits(model: PreTrainedModel, input_ids: Tensor, labels: Tensor, respon
 
 
 def textbook_step(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    optimizer: Optimizer,
-    rows: Rows,
-    microbatch_size: int,
-    max_grad_norm: float | None,
-    log_probs: LogProbs = all_logits,
+    model, pad_id: int, optimizer: Optimizer, rows: Rows, size: int, max_grad_norm: float | None, log_probs=all_logits
 ) -> tuple[Tensor, dict[str, float]]:
     """Take one step: A log pi(y_t) with A = r - mean of the group, summed over all tokens of all responses and divided
     by a constant (arXiv:2503.20783).  Return loss and gradient norm, as `package_step` does."""
     groups = torch.tensor(rows.rewards).view(-1, rows.group_size)
     advantages = (groups - groups.mean(dim=1, keepdim=True)).flatten()
-    padded = pad_prompts_and_outputs(*zip(*rows.token_ids, strict=True), padding_id(tokenizer))
+    padded = pad_prompts_and_outputs(*zip(*rows.token_ids, strict=True), pad_id)
     loss = torch.zeros(())
-    for start in range(0, len(advantages), microbatch_size):
-        part = slice(start, start + microbatch_size)
+    for start in range(0, len(advantages), size):
+        part = slice(start, start + size)
         names = ("input_ids", "labels", "response_mask")
         ids, labels, mask = (padded[name][part].to(model.device) for name in names)
         objective = advantages[part, None].to(model.device) * log_probs(model, ids, labels, mask) * mask

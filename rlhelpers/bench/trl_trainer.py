@@ -2,7 +2,6 @@
 
 import os
 import tempfile
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import torch
@@ -14,30 +13,6 @@ from rlhelpers.bench.textbook import cut
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func is experimental, which it says every time
 from trl import GRPOConfig, GRPOTrainer
-
-
-def train(case: Case, model: PreTrainedModel, batch: Batch, meter: AbstractContextManager) -> Batch:
-    """Update the model once from the responses of the batch; `meter` is entered around the step alone."""
-    group = case.config.group_size
-    problems = list(zip(batch.prompts[::group], batch.ground_truths[::group], strict=True))
-
-    def responses(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
-        if prompts != batch.prompts:
-            raise ValueError("prompts: TRL asks for other prompts, or in another order, than the batch has")
-        prompt_ids, completion_ids = (list(ids) for ids in zip(*batch.token_ids, strict=True))
-        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
-
-    _take_step(case, model, problems, _Rewards(case), meter, rollout_func=responses)
-    return batch
-
-
-def sample_and_train(case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager) -> Batch:
-    """Take one whole step; return the responses.  TRL gives `model.generate` no tokenizer, so that it knows no stop
-    string and samples to the end-of-text token."""
-    problems = list(zip(case.prompts(number), [problem.answer for problem in case.problems(number)], strict=True))
-    rewards = _Rewards(case)
-    _take_step(case, model, problems, rewards, meter, seed=case.sampling(number).seed % 2**32)
-    return rewards.batch
 
 
 class _Rewards:
@@ -66,8 +41,28 @@ class _Meter(TrainerCallback):
         self.meter.__exit__(None, None, None)
 
 
-def _take_step(case: Case, model, problems, rewards: Callable, meter, seed: int = 0, rollout_func=None) -> None:
+def take_step(
+    case: Case, model: PreTrainedModel, number: int, meter: AbstractContextManager, given: Batch | None
+) -> Batch:
+    """Take step `number` on its own samples, or update the model once from the batch that is given; return what was
+    trained on.  `meter` is entered around the step alone.
+
+    TRL gives `model.generate` no tokenizer, so that it knows no stop string and samples to the end-of-text token.
+    """
+
+    def responses(prompts: list[str], trainer: GRPOTrainer) -> dict[str, list]:
+        if prompts != given.prompts:
+            raise ValueError("prompts: TRL asks for other prompts, or in another order, than the batch has")
+        prompt_ids, completion_ids = (list(ids) for ids in zip(*given.token_ids, strict=True))
+        return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
+
+    group, rewards = case.config.group_size, _Rewards(case)
+    if given is None:
+        problems = zip(case.prompts(number), [problem.answer for problem in case.problems(number)], strict=True)
+    else:
+        problems = zip(given.prompts[::group], given.ground_truths[::group], strict=True)
     data = Dataset.from_list([{"prompt": prompt, "ground_truth": truth} for prompt, truth in problems])
+    seed = case.sampling(number).seed % 2**32
     with tempfile.TemporaryDirectory(prefix="rlhelpers-bench-") as folder, torch.random.fork_rng(devices=[]):
         trainer = GRPOTrainer(
             model=model,
@@ -77,10 +72,11 @@ def _take_step(case: Case, model, problems, rewards: Callable, meter, seed: int 
             processing_class=case.tokenizer,
             callbacks=[_Meter(meter)],
             optimizers=(case.optimizer(model), None),
-            rollout_func=rollout_func,
+            rollout_func=None if given is None else responses,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
+    return rewards.batch if given is None else given
 
 
 def _arguments(case: Case, folder: str, seed: int) -> GRPOConfig:

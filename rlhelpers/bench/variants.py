@@ -8,13 +8,12 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from rlhelpers.bench.case import ONLY_PADDING, Rows, package_step
+from rlhelpers.bench.case import Rows, package_step
 from rlhelpers.bench.measure import Read
 from rlhelpers.bench.textbook import LogProbs, textbook_step
 from rlhelpers.doctor.memory import Architecture, activation_bytes, checkpointed_bytes, logit_bytes, step_bytes
@@ -77,19 +76,16 @@ class Variant:
     checkpointed: bool = False
     compiled: bool = False
 
-    def train(
-        self, model: PreTrainedModel, optimizer: Optimizer, rows: Rows, microbatch_size: int
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Take a step; see case.Step for what it returns."""
+    def train(self, model: PreTrainedModel, optimizer: Optimizer, rows: Rows, size: int) -> tuple[Tensor, dict]:
+        """Take a step in microbatches of `size` rows; see case.Step for what it returns."""
         step = package_step if self.log_probs is None else partial(textbook_step, log_probs=self.log_probs)
         model.set_attn_implementation(self.attention)
         if self.checkpointed:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         try:
-            return step(model, ONLY_PADDING, optimizer, rows, microbatch_size, None)
+            return step(model, 0, optimizer, rows, size, None)
         finally:
-            if self.checkpointed:
-                model.gradient_checkpointing_disable()
+            model.gradient_checkpointing_disable()
 
     def scored_tokens(self, rows: Rows, reads: Sequence[Read]) -> int:
         """Return at how many tokens the head is applied."""
@@ -118,16 +114,14 @@ class Variant:
 def ladder(on_gpu: bool) -> list[Variant]:
     """Return variants of which each has what those before it have, and one thing more; but for checkpointing, which is
     taken off again."""
-    package = Variant("+ pruning")
     variants = [
         Variant("plain", all_at_once),
         Variant("+ chunked log-probs", in_chunks),
         Variant("+ shared prompts", shared),
-        package,
+        package := Variant("+ pruning"),
     ]
     if on_gpu and importlib.util.find_spec("flash_attn"):
-        package = replace(package, name="+ flash-attention", attention="flash_attention_2")
-        variants.append(package)
+        variants.append(package := replace(package, name="+ flash-attention", attention="flash_attention_2"))
     checkpointed = replace(package, name="checkpointed, prompts not shared", checkpointed=True)
     return [*variants, checkpointed, replace(package, name="+ torch.compile of norms and MLPs", compiled=True)]
 
