@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,16 +17,12 @@ from rlhelpers.kernels.tokens import encode
 from rlhelpers.models import load_policy
 from rlhelpers.tasks.datasets import PreferencePair, load_pairs
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import OfflineConfig, OfflineTask, alpaca_prompt, descend, learn
+from rlhelpers.training.offline import OfflineConfig, OfflineRun, alpaca_prompt, descend
 from rlhelpers.training.run_folder import RunRecords
 from rlhelpers.training.settings import Count, LearningRate, Real, Text, make_settings, setting
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-Score = Callable[[Sequence[PreferencePair]], tuple[Tensor, dict[str, Tensor]]]
-"""Losses and implicit rewards of pairs, as compute_dpo_losses gives them."""
 
 
 class DPOConfig(OfflineConfig):
@@ -118,42 +114,25 @@ def train(config: DPOConfig) -> Path:
     def update(step: int) -> dict[str, Any]:
         batch = draw_batch(train_pairs, step - 1, config.batch_size, config.seed)
         found: list[dict[str, Tensor]] = []
-        parts = [partial(_part_of_loss, score, rows, len(batch), found) for rows in _microbatches(batch, config)]
-        metrics = descend(policy, optimizer, parts, config.max_grad_norm)
-        return metrics | describe_rewards(found)
 
-    return learn(
-        records,
-        policy,
-        tokenizer,
-        OfflineTask(
-            config.epochs * len(train_pairs) // config.batch_size,
-            optimizer,
-            update,
-            lambda: _validate(score, _microbatches(val_pairs, config)),
-            "val_accuracy",
-            [f"{too_long} pairs exceed the model's context and are left out."] if too_long else [],
-        ),
-    )
+        def parts_of_loss() -> Iterator[Tensor]:
+            for rows in config.microbatches(batch):
+                losses, rewards = score(rows)
+                found.append(rewards)
+                yield losses.sum() / len(batch)
 
+        return descend(policy, optimizer, parts_of_loss(), config.max_grad_norm) | describe_rewards(found)
 
-def _part_of_loss(score: Score, pairs: Sequence[PreferencePair], batch_size: int, found: list) -> Tensor:
-    """Return what these pairs add to the mean over the batch; append their rewards to `found`."""
-    losses, rewards = score(pairs)
-    found.append(rewards)
-    return losses.sum() / batch_size
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        losses, found = zip(*map(score, config.microbatches(val_pairs)), strict=True)
+        metrics = {"loss": torch.cat(losses).mean().item()} | describe_rewards(found)
+        return {f"val_{name}": value for name, value in metrics.items()}
 
-
-@torch.no_grad()
-def _validate(score: Score, microbatches: Sequence[Sequence[PreferencePair]]) -> dict[str, float]:
-    losses, found = zip(*map(score, microbatches), strict=True)
-    metrics = {"loss": torch.cat(losses).mean().item()} | describe_rewards(found)
-    return {f"val_{name}": value for name, value in metrics.items()}
-
-
-def _microbatches(pairs: Sequence[PreferencePair], config: DPOConfig) -> list[Sequence[PreferencePair]]:
-    size = config.batch_size // config.gradient_accumulation_steps
-    return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+    steps = config.epochs * len(train_pairs) // config.batch_size
+    remarks = [f"{too_long} pairs exceed the model's context and are left out."] if too_long else []
+    run = OfflineRun(records, policy, tokenizer, optimizer, steps, update, validate, "val_accuracy", remarks)
+    return run.train()
 
 
 def losses_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +18,7 @@ from rlhelpers.models import eval_mode, load_policy, make_optimizer
 from rlhelpers.tasks.datasets import read_instructions
 from rlhelpers.tasks.prompts import render
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import OfflineConfig, OfflineTask, descend, learn
+from rlhelpers.training.offline import OfflineConfig, OfflineRun, descend
 from rlhelpers.training.run_folder import RunRecords
 from rlhelpers.training.settings import Betas, Count, LearningRate, Real, Text, make_settings, setting
 
@@ -91,16 +90,14 @@ def train(config: SFTConfig) -> Path:
         rate = config.learning_rate * factor(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        batch = draw_batch(range(len(pieces)), step - 1, config.batch_size, config.seed)
-        size = config.batch_size // config.gradient_accumulation_steps
-        parts = [
-            partial(_part_of_loss, policy, [pieces[i] for i in batch[start : start + size]], config.batch_size)
-            for start in range(0, config.batch_size, size)
-        ]
-        return descend(policy, optimizer, parts, config.max_grad_norm) | {"learning_rate": rate}
+        batch = draw_batch(pieces, step - 1, config.batch_size, config.seed)
+        losses = (_part_of_loss(policy, rows, config.batch_size) for rows in config.microbatches(batch))
+        return descend(policy, optimizer, losses, config.max_grad_norm) | {"learning_rate": rate}
 
-    task = OfflineTask(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
-    return learn(records, policy, tokenizer, task)
+    def validate() -> dict[str, float]:
+        return {"val_loss": mean_loss(policy, val_pieces)}
+
+    return OfflineRun(records, policy, tokenizer, optimizer, steps, update, validate).train()
 
 
 def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
@@ -129,9 +126,8 @@ def _part_of_loss(policy: PreTrainedModel, pieces: Sequence[dict[str, Tensor]], 
 
 def _losses(policy: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     """-log pi(label), (pieces, seq_length)."""
-    return -get_response_log_probs(policy, batch["input_ids"].to(policy.device), batch["labels"].to(policy.device))[
-        "log_probs"
-    ]
+    ids, labels = (batch[name].to(policy.device) for name in ("input_ids", "labels"))
+    return -get_response_log_probs(policy, ids, labels)["log_probs"]
 
 
 def _check_sizes(config: SFTConfig, pieces: int, val_pieces: int, context: int) -> None:
