@@ -76,7 +76,7 @@ def train(config: RunConfig) -> Path:
         try:
             run.train()
         finally:
-            run.close()
+            run.sampler.close()
         save_policy(policy, tokenizer, records.folder / "policy")
     return records.folder
 
@@ -232,18 +232,12 @@ class Run:
             if keeps_rollouts:
                 records.write_rollouts(number, "train", rows)
         if is_due(number, config.eval_every, config.num_rollout_steps):
-            val_metrics, rows = self.validate(number)
+            sampling = self.sampling("validation", number, 1)  # each problem once, as in training
+            val_metrics, rows = evaluate(self.sampler, self.task.validation, self.grader, sampling)
             metrics |= val_metrics
             if keeps_rollouts:
                 records.write_rollouts(number, "validation", rows)
         return metrics
-
-    def validate(self, number: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Sample each validation problem once, as in training."""
-        return evaluate(self.sampler, self.task.validation, self.grader, self.sampling("validation", number, 1))
-
-    def close(self) -> None:
-        self.sampler.close()
 
 
 def step_metrics(batches: Sequence[Batch], updates: Sequence[dict[str, Any]]) -> dict[str, Any]:
