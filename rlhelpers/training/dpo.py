@@ -25,6 +25,9 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+Pairs = Sequence[PreferencePair]
+
+
 class DPOConfig(OfflineConfig):
     """The defaults are the supplement's; beta, epochs and learning rate are for the tiny model.  A batch has
     `batch_size` pairs."""
@@ -78,10 +81,8 @@ def compute_per_instance_dpo_loss(
 ) -> Tensor:
     """Return the DPO loss of one pair, a scalar on the policy's device with gradient to `lm`.  The instruction is
     written in Alpaca's template; the rest is as in kernels.dpo.compute_dpo_losses."""
-    losses, _ = compute_dpo_losses(
-        lm, lm_ref, tokenizer, beta, [alpaca_prompt(tokenizer)(prompt)], [response_chosen], [response_rejected]
-    )
-    return losses[0]
+    pair = PreferencePair(prompt, response_chosen, response_rejected, source="")
+    return losses_of([pair], lm, lm_ref, tokenizer, beta)[0][0]
 
 
 def train(config: DPOConfig) -> Path:
@@ -136,7 +137,7 @@ def train(config: DPOConfig) -> Path:
 
 
 def losses_of(
-    pairs: Sequence[PreferencePair],
+    pairs: Pairs,
     policy: PreTrainedModel,
     reference: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -150,9 +151,8 @@ def losses_of(
 
 def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     """Return metrics of the implicit rewards of some batches of pairs, in nats."""
-    chosen, rejected = (
-        torch.cat([rewards[name] for rewards in found]) for name in ("chosen_rewards", "rejected_rewards")
-    )
+    names = ("chosen_rewards", "rejected_rewards")
+    chosen, rejected = (torch.cat([rewards[name] for rewards in found]) for name in names)
     margins = chosen - rejected
     low, high = margins.float().quantile(torch.tensor([0.1, 0.9], device=margins.device)).tolist()
     return {
@@ -165,9 +165,7 @@ def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     }
 
 
-def hold_out(
-    pairs: Sequence[PreferencePair], n_val_pairs: int, seed: int
-) -> tuple[list[PreferencePair], list[PreferencePair]]:
+def hold_out(pairs: Pairs, n_val_pairs: int, seed: int) -> tuple[Pairs, Pairs]:
     """Return pairs to train on, and `n_val_pairs` drawn by the seed to validate on.  No instruction is in both.
 
     Raises ValueError unless there are more pairs than are held out, and for a number below 0.
@@ -180,9 +178,7 @@ def hold_out(
     return [pair for pair in pairs if pair.instruction not in held_out], validation
 
 
-def _that_fit(
-    pairs: Sequence[PreferencePair], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[PreferencePair], int]:
+def _that_fit(pairs: Pairs, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Pairs, int]:
     """Return the pairs of which both texts fit the model's context with an end, and how many do not.  Raises ValueError
     where none does, or the tokenizer has no end."""
     end_id(tokenizer)

@@ -123,17 +123,15 @@ def between(least: int, most: int) -> Any:
 Affects = Literal["numbers", "rounding", "nothing", "content"]
 
 
-def setting(default: Any, affects: Affects, named: bool = True, added_later: bool = False, **checks: Any) -> Any:
+def setting(default: Any, affects: Affects, named: bool = True, **checks: Any) -> Any:
     """Return a pydantic Field that says what the setting means for a run.  A setting without it affects numbers.
 
     affects: "numbers": runs with other values cannot be compared.  "rounding": they can, but not bit for bit.
       "nothing": where the run lies, how it is watched, what is kept of it, where another process has its memory.
       "content": it names a file, and what the file holds affects numbers.
     named: a value that differs from the preset's stands in the variant's name.
-    added_later: earlier runs were recorded without it, so fingerprints leave it out at its default.
     """
-    marks = {"affects": affects, "named": named, "added_later": added_later}
-    return Field(default, json_schema_extra=marks, **checks)
+    return Field(default, json_schema_extra={"affects": affects, "named": named}, **checks)
 
 
 class RunSettings(BaseModel):
@@ -180,7 +178,7 @@ class RunSettings(BaseModel):
     def mark(cls, name: str, mark: str) -> Any:
         """Return what `setting` was told of a setting."""
         declared = RunSettings.model_fields.get(name) or cls.model_fields[name]
-        return (declared.json_schema_extra or {"affects": "numbers", "named": True, "added_later": False})[mark]
+        return (declared.json_schema_extra or {"affects": "numbers", "named": True})[mark]
 
     def affecting(self, *what: Affects) -> dict[str, Any]:
         """Return the settings that affect one of these, as JSON has them."""
@@ -201,11 +199,7 @@ class RunSettings(BaseModel):
 
     def deciding(self) -> dict[str, Any]:
         """Return the settings that can change a bit of the run's numbers, as JSON has them."""
-        settings = self.affecting("numbers", "rounding") | {"device": self.device.partition(":")[0]}
-        for name, field in type(self).model_fields.items():
-            if self.mark(name, "added_later") and getattr(self, name) == field.get_default():
-                settings.pop(name, None)
-        return settings
+        return self.affecting("numbers", "rounding") | {"device": self.device.partition(":")[0]}
 
     def files(self) -> Iterator[Path]:
         """Files whose content decides the run's numbers.  What is missing is for those who need it to say."""
