@@ -118,9 +118,6 @@ class Log:
         self.records.remark(text)
         self.progress.say(text)
 
-    def say_goes_on(self, checkpoint: Checkpoint) -> None:
-        self.progress.say(f"Goes on after step {checkpoint.step} of {self.progress.steps}, from its checkpoint.")
-
     def add(self, metrics: dict[str, Any]) -> None:
         """Log the metrics of one step."""
         self.records.log(metrics)
@@ -140,6 +137,8 @@ def open_log(records: RunRecords, steps: int, remarks: Sequence[str]) -> Iterato
             progress.say(text)
         try:
             log = Log(records, progress, tracker)
+            if records.checkpoint is not None:
+                progress.say(f"Goes on after step {records.step} of {steps}, from its checkpoint.")
             for text in remarks if records.checkpoint is None else ():
                 log.remark(text)
             yield log

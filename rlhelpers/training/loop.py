@@ -211,7 +211,6 @@ class Run:
         self.rollouts.put_back(checkpoint.ahead)
         self.sampler.sync()
         checkpoint.restore_randomness(self.policy.device)
-        self.log.say_goes_on(checkpoint)
         return checkpoint.step + 1
 
     def checkpoint(self, number: int) -> Checkpoint:

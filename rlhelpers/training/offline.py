@@ -20,7 +20,7 @@ from rlhelpers.tasks import Grader, Prompt, load_task
 from rlhelpers.tasks.datasets import files_of_pairs
 from rlhelpers.tasks.prompts import ALPACA
 from rlhelpers.training.checkpoint import Checkpoint
-from rlhelpers.training.console import Log, is_due, open_log, take_steps
+from rlhelpers.training.console import is_due, open_log, take_steps
 from rlhelpers.training.draws import derive_seed
 from rlhelpers.training.evaluation import evaluate
 from rlhelpers.training.run_folder import RunRecords
@@ -87,12 +87,12 @@ class OfflineRun:
         self.carried: dict[str, Any] = {"best": None, "skipped_in_a_row": 0}
         self.answer_problems = _problems_to_answer(self.records.config, self.policy, self.tokenizer)
         with open_log(self.records, self.steps, self.remarks) as log:
-            steps = range(self._begin(log), self.steps + 1)
+            steps = range(self._begin(), self.steps + 1)
             take_steps(log, steps, self._step, self._stop_if_diverged, self._checkpoint)
             save_policy(self.policy, self.tokenizer, self.records.folder / "policy")
         return self.records.folder
 
-    def _begin(self, log: Log) -> int:
+    def _begin(self) -> int:
         """Return the first step to be done."""
         if self.records.checkpoint is None:
             return 0
@@ -100,7 +100,6 @@ class OfflineRun:
         checkpoint.restore(self.policy, self.optimizer)
         checkpoint.restore_randomness(self.policy.device)
         self.carried = {name: checkpoint.carried[name] for name in self.carried}
-        log.say_goes_on(checkpoint)
         return checkpoint.step + 1
 
     def _step(self, number: int) -> dict[str, Any]:

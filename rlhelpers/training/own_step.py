@@ -18,6 +18,7 @@ from torch import Tensor
 from rlhelpers.checks import check_list, shown
 from rlhelpers.files import write_atomically
 from rlhelpers.kernels import grpo_train_step
+from rlhelpers.training.fingerprint import can_be_imported
 
 FILE = "my_components.py"
 PER_RESPONSE = ("rewards", "format_rewards")
@@ -127,10 +128,7 @@ def _import_line(name: str, value: Any) -> str | None:
     """Return the import that gives `value` its name; None where no import does."""
     if isinstance(value, ModuleType):
         return f"import {value.__name__} as {name}"
-    module, own_name = getattr(value, "__module__", None), getattr(value, "__name__", None)
-    if module in (None, "__main__") or getattr(sys.modules.get(module), str(own_name), None) is not value:
-        return None
-    return f"from {module} import {own_name} as {name}"
+    return f"from {value.__module__} import {value.__qualname__} as {name}" if can_be_imported(value) else None
 
 
 def _is_literal(value: Any) -> bool:
