@@ -46,30 +46,21 @@ class RunConfig(RunSettings):
     n_train_examples: Count = 6400
     n_val_examples: Count = 512
 
-    engine: Literal["torch", "vllm", "vllm-server"] = Field(
-        "torch", description="what samples: this process, vLLM on the policy's device, or a vLLM server"
-    )
-    engine_gpu: Whole | None = setting(
-        None, "nothing", ge=0, lt=1024, description="the server's GPU; None: the one after the policy's"
-    )
-    kv_cache_gib: Real = setting(
-        1.0, "rounding", gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB"
-    )
-    sleep_level: Whole = setting(
-        0,
-        "nothing",
-        ge=0,
-        le=2,
-        description="above 0 vLLM frees GPU memory while training; 1 keeps its weights on the CPU",
-    )
-    rollouts_ahead: Switch = Field(False, description="sample the next batch while training on this one")
+    # What samples: this process, vLLM on the policy's device, or a vLLM server.
+    engine: Literal["torch", "vllm", "vllm-server"] = "torch"
+    # The server's GPU; None: the one after the policy's.
+    engine_gpu: Whole | None = setting(None, "nothing", ge=0, lt=1024)
+    kv_cache_gib: Real = setting(1.0, "rounding", gt=0, le=1024)  # memory that vLLM takes for keys and values
+    # Above 0 vLLM frees GPU memory while training; 1 keeps its weights on the CPU.
+    sleep_level: Whole = setting(0, "nothing", ge=0, le=2)
+    rollouts_ahead: Switch = False  # sample the next batch while training on this one
 
     temperature: Real = Field(1.0, ge=0.01, le=100)
     top_p: Real = Field(1.0, gt=0, le=1)
     min_tokens: Whole = Field(0, ge=0)
 
     estimator: EstimatorRow = setting(ESTIMATORS["grpo"], "numbers", named=False)
-    components: Literal["package", "mine"] = Field("package", description="mine: the train step saved by notebook 03")
+    components: Literal["package", "mine"] = "package"  # mine: the train step saved by notebook 03
     group_size: Count = 8
     rollout_batch_size: Count = 128
     train_batch_size: Count = 128
@@ -80,7 +71,7 @@ class RunConfig(RunSettings):
     weight_decay: Real = Field(0.0, ge=0)
 
     eval_every: Count = 5
-    rollouts_every: Count = setting(10, "nothing", description="steps between those whose responses are kept")
+    rollouts_every: Count = setting(10, "nothing")  # steps between those whose responses are kept
     checkpoint_every: Count = 5
 
     def rules(self) -> list[tuple[str, bool, str]]:

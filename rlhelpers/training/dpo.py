@@ -36,10 +36,9 @@ class DPOConfig(OfflineConfig):
     pairs: Text = setting(
         ..., "content", named=False, description="a file of pairs, or a folder with the four files of Anthropic's HH"
     )
-    reference_device: str | None = Field(
-        None, pattern=r"^(cpu|cuda(:\d+)?)$", description="where the reference is; None: where the policy is"
-    )
-    beta: Real = Field(1.0, gt=0, description="how dear it is to leave the reference")
+    # Where the reference is; None: where the policy is.
+    reference_device: str | None = Field(None, pattern=r"^(cpu|cuda(:\d+)?)$")
+    beta: Real = Field(1.0, gt=0)  # how dear it is to leave the reference
     n_val_pairs: Count = 200
     batch_size: Count = 64
     gradient_accumulation_steps: Count = 2

@@ -141,25 +141,22 @@ class RunSettings(BaseModel):
     # The order in a variant's name, which folders of earlier runs have; the others follow as they are declared.
     NAMED_FIRST: ClassVar[tuple[str, ...]] = ()
 
-    experiment: Name = setting(..., "nothing", named=False, description="first folder under data/runs")
-    variant: Name | None = setting(None, "nothing", named=False, description="second folder; None: see make_settings")
+    experiment: Name = setting(..., "nothing", named=False)  # first folder under data/runs
+    variant: Name | None = setting(None, "nothing", named=False)  # second folder; None: see make_settings
     seed: Seed = setting(0, "numbers", named=False)
-    model: Text = Field("tiny", description='"tiny", a Hugging Face name, or a directory')
-    device: Device = setting("auto", "rounding", named=False, description="auto: cuda where there is one")
-    gradient_checkpointing: Switch = setting(
-        False, "rounding", description="keep only the inputs of layers: less memory, a slower update"
-    )
-    task: Text = Field("tiny", description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
+    model: Text = "tiny"  # or a Hugging Face name, or a directory
+    device: Device = setting("auto", "rounding", named=False)  # auto: cuda where there is one
+    # Keep only the inputs of layers: less memory, a slower update.
+    gradient_checkpointing: Switch = setting(False, "rounding")
+    task: Text = "tiny"  # or "gsm8k", "gym/<name>", or a folder of JSONL files
     n_val_examples: Count
-    max_tokens: Count = Field(64, description="longest response")
+    max_tokens: Count = 64  # of the longest response
     gradient_accumulation_steps: Count = setting(..., "rounding")
     learning_rate: LearningRate
-    max_grad_norm: Real = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
+    max_grad_norm: Real = Field(1.0, gt=0, allow_inf_nan=True)  # inf: no clipping
     eval_every: Count
-    checkpoint_every: Count = setting(..., "nothing", named=False, description="steps between checkpoints")
-    resume: Switch = setting(
-        False, "nothing", named=False, description="go on with an unfinished run of these settings"
-    )
+    checkpoint_every: Count = setting(..., "nothing", named=False)  # steps between checkpoints
+    resume: Switch = setting(False, "nothing", named=False)  # go on with an unfinished run of these settings
     tracker: Literal["wandb", "trackio"] | None = setting(None, "nothing", named=False)
 
     def rules(self) -> list[tuple[str, bool, str]]:

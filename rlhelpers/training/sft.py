@@ -37,7 +37,7 @@ class SFTConfig(OfflineConfig):
     batch_size: Count = 16
     gradient_accumulation_steps: Count = 1
     learning_rate: LearningRate = 1e-3
-    warmup: Real = Field(0.03, ge=0, le=1, description="share of the steps over which the rate rises")
+    warmup: Real = Field(0.03, ge=0, le=1)  # share of the steps over which the rate rises
     betas: Betas = (0.9, 0.95)
     weight_decay: Real = Field(0.0, ge=0)
     eval_every: Count = 20
