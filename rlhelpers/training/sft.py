@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from rlhelpers.checks import check_flag, check_one_of, check_whole
 from rlhelpers.kernels import get_response_log_probs
@@ -91,8 +91,9 @@ def train(config: SFTConfig) -> Path:
         for group in optimizer.param_groups:
             group["lr"] = rate
         batch = draw_batch(pieces, step - 1, config.batch_size, config.seed)
-        losses = (_part_of_loss(policy, rows, config.batch_size) for rows in config.microbatches(batch))
-        return descend(policy, optimizer, losses, config.max_grad_norm) | {"learning_rate": rate}
+        cut = config.microbatches(batch)
+        means = (_losses(policy, default_collate(rows)).mean() * len(rows) / len(batch) for rows in cut)
+        return descend(policy, optimizer, means, config.max_grad_norm) | {"learning_rate": rate}
 
     def validate() -> dict[str, float]:
         return {"val_loss": mean_loss(policy, val_pieces)}
@@ -111,17 +112,11 @@ def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
 
 
 @torch.no_grad()
-def mean_loss(policy: PreTrainedModel, pieces: PackedSFTDataset, batch_size: int = 16) -> float:
+def mean_loss(policy: PreTrainedModel, pieces: PackedSFTDataset) -> float:
     """Return the loss in nats per token over all pieces."""
     with eval_mode(policy):
-        sums = [_losses(policy, batch).sum().item() for batch in iterate_batches(pieces, batch_size, shuffle=False)]
+        sums = [_losses(policy, batch).sum().item() for batch in iterate_batches(pieces, 16, shuffle=False)]
     return sum(sums) / (len(pieces) * pieces.seq_length)
-
-
-def _part_of_loss(policy: PreTrainedModel, pieces: Sequence[dict[str, Tensor]], batch_size: int) -> Tensor:
-    """Return what these pieces add to the mean over all tokens of the batch."""
-    batch = {name: torch.stack([piece[name] for piece in pieces]) for name in pieces[0]}
-    return _losses(policy, batch).mean() * len(pieces) / batch_size
 
 
 def _losses(policy: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
