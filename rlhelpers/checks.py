@@ -8,7 +8,7 @@ the device.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +33,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..., a {type(value).__name__}"
 
 
+def _each(values: Mapping[str, Any], fits: Callable[[Any], bool], accepted: str) -> None:
+    for name, value in values.items():
+        if not fits(value):
+            raise refused(name, value, accepted)
+
+
 def check_whole(least: int, **values: int) -> None:
     """Each a whole number of at least `least`."""
-    for name, value in values.items():
-        if not is_whole(value) or value < least:
-            raise refused(name, value, f"a whole number of at least {least}")
+    _each(values, lambda value: is_whole(value) and value >= least, f"a whole number of at least {least}")
 
 
 def check_positive(name: str, value: float, accepted: str = "a finite number above 0") -> None:
@@ -59,9 +63,7 @@ def is_number(value: object) -> bool:
 
 def check_flag(**values: bool) -> None:
     """Each True or False."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise refused(name, value, "True or False")
+    _each(values, lambda value: isinstance(value, bool), "True or False")
 
 
 def check_text(**values: str) -> None:
@@ -81,23 +83,17 @@ def check_one_of(accepted: Collection[str], also: str = "", **values: str) -> No
 
 def check_callable(accepted: str = "a function", **values: Any) -> None:
     """Each something that can be called."""
-    for name, value in values.items():
-        if not callable(value):
-            raise refused(name, value, accepted)
+    _each(values, callable, accepted)
 
 
 def check_kind(kind: type | tuple[type, ...], accepted: str, **values: Any) -> None:
     """Each an object of this class."""
-    for name, value in values.items():
-        if not isinstance(value, kind):
-            raise refused(name, value, accepted)
+    _each(values, lambda value: isinstance(value, kind), accepted)
 
 
 def check_has(attribute: str, accepted: str, **values: Any) -> None:
     """Each an object with this attribute: models and tokenizers have no class of their own that is quickly imported."""
-    for name, value in values.items():
-        if not hasattr(value, attribute):
-            raise refused(name, value, accepted)
+    _each(values, lambda value: hasattr(value, attribute), accepted)
 
 
 def check_list(**lists: Sequence) -> None:

@@ -20,7 +20,7 @@ from rlhelpers.kernels.logprobs import score_batch
 from rlhelpers.kernels.tokens import pad_prompts_and_outputs
 from rlhelpers.rollouts import Sampling, TorchEngine, torch_engine
 from rlhelpers.tasks import Grader, Problem, get_prompt
-from rlhelpers.training import loop
+from rlhelpers.training import own_step
 from rlhelpers.training.config import make_config
 from rlhelpers.training.draws import draw_batch
 from rlhelpers.training.evaluation import evaluate, flatten, truncated_fraction
@@ -58,7 +58,7 @@ def run(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "RUNS", tmp_path_factory.mktemp("runs"))
-        patch.setattr(loop, "load_readers_step", lambda *_: spy)
+        patch.setattr(own_step, "load_train_step", lambda *_: spy)
         return train(make_config(**SMALL)), given
 
 

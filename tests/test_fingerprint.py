@@ -13,7 +13,7 @@ from rlhelpers import paths
 from rlhelpers.kernels.estimators import ESTIMATORS, Estimator
 from rlhelpers.training.config import RunConfig, make_config
 from rlhelpers.training.dpo import DPOConfig, make_dpo_config
-from rlhelpers.training.settings import Count, RunSettings, recorded_cells, setting
+from rlhelpers.training.settings import RunSettings, recorded_cells
 from rlhelpers.training.sft import SFTConfig, make_sft_config
 
 # Another value for every setting than the default, in a configuration that has them all.
@@ -99,15 +99,6 @@ def test_fingerprints_of_earlier_runs_stay(tmp_path, monkeypatch):
     assert make_config(estimator=Estimator("own", "none", engine_ratio_cap=2.0)).fingerprint == "e8fe4f9f4897dda4"
     assert make_sft_config(train_data="rows.jsonl", val_data="rows.jsonl").fingerprint == "e99d4bd644827042"
     assert make_dpo_config("course", pairs="rows.jsonl").fingerprint == "a82c6146223e41e3"
-
-
-def test_a_setting_that_was_added_later_counts_where_it_is_used():
-    class Later(RunConfig):
-        more: Count = setting(3, "numbers", added_later=True)
-
-    assert Later(variant="grpo").fingerprint == make_config().fingerprint
-    assert Later(variant="grpo", more=4).fingerprint != make_config().fingerprint
-    assert "more" in Later().comparable_settings()
 
 
 def test_a_cell_that_was_added_later_counts_where_it_is_used():

@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from bad_input import NOT_A_LIST, NOT_A_NAME, Row, check_refusal, name_of
+from bad_input import NOT_A_LIST, Row, check_refusal, name_of
 
 from rlhelpers import paths
 from rlhelpers.evidence.runs import read_metrics
@@ -147,7 +147,7 @@ def test_own_components_and_own_cells_do_not_mix():
 
 
 def test_the_package_is_the_default():
-    assert load_train_step("package") is grpo_train_step
+    assert load_train_step("package") is None
     assert make_config().components == "package"
 
 
@@ -199,11 +199,9 @@ def test_a_run_with_own_components_uses_and_keeps_them(notebook, tmp_path, monke
 
 
 GOOD = {
-    "load_train_step": (load_train_step, {"components": "package", "with_token_weights": False}),
     "save_components": (save_components, {"functions": [train]}),
 }
 ROWS = [
-    Row("load_train_step", "components", NOT_A_NAME),
     Row("save_components", "functions", NOT_A_LIST),
     Row("save_components", "functions", [[None], ["train"], [3], [len]], "functions: number 0 is "),
 ]

@@ -46,30 +46,21 @@ class RunConfig(RunSettings):
     n_train_examples: Count = 6400
     n_val_examples: Count = 512
 
-    engine: Literal["torch", "vllm", "vllm-server"] = Field(
-        "torch", description="what samples: this process, vLLM on the policy's device, or a vLLM server"
-    )
-    engine_gpu: Whole | None = setting(
-        None, "nothing", ge=0, lt=1024, description="the server's GPU; None: the one after the policy's"
-    )
-    kv_cache_gib: Real = setting(
-        1.0, "rounding", gt=0, le=1024, description="memory that vLLM takes for keys and values, in GiB"
-    )
-    sleep_level: Whole = setting(
-        0,
-        "nothing",
-        ge=0,
-        le=2,
-        description="above 0 vLLM frees GPU memory while training; 1 keeps its weights on the CPU",
-    )
-    rollouts_ahead: Switch = Field(False, description="sample the next batch while training on this one")
+    # What samples: this process, vLLM on the policy's device, or a vLLM server.
+    engine: Literal["torch", "vllm", "vllm-server"] = "torch"
+    # The server's GPU; None: the one after the policy's.
+    engine_gpu: Whole | None = setting(None, "nothing", ge=0, lt=1024)
+    kv_cache_gib: Real = setting(1.0, "rounding", gt=0, le=1024)  # memory that vLLM takes for keys and values
+    # Above 0 vLLM frees GPU memory while training; 1 keeps its weights on the CPU.
+    sleep_level: Whole = setting(0, "nothing", ge=0, le=2)
+    rollouts_ahead: Switch = False  # sample the next batch while training on this one
 
     temperature: Real = Field(1.0, ge=0.01, le=100)
     top_p: Real = Field(1.0, gt=0, le=1)
     min_tokens: Whole = Field(0, ge=0)
 
     estimator: EstimatorRow = setting(ESTIMATORS["grpo"], "numbers", named=False)
-    components: Literal["package", "mine"] = Field("package", description="mine: the train step saved by notebook 03")
+    components: Literal["package", "mine"] = "package"  # mine: the train step saved by notebook 03
     group_size: Count = 8
     rollout_batch_size: Count = 128
     train_batch_size: Count = 128
@@ -80,44 +71,34 @@ class RunConfig(RunSettings):
     weight_decay: Real = Field(0.0, ge=0)
 
     eval_every: Count = 5
-    rollouts_every: Count = setting(10, "nothing", description="steps between those whose responses are kept")
+    rollouts_every: Count = setting(10, "nothing")  # steps between those whose responses are kept
     checkpoint_every: Count = 5
 
     def rules(self) -> list[tuple[str, bool, str]]:
-        torch, server = self.engine == "torch", self.engine == "vllm-server"
+        row, torch, server = self.estimator, self.engine == "torch", self.engine == "vllm-server"
         group, train, steps = self.group_size, self.train_batch_size, self.gradient_accumulation_steps
         prompts, package = self.prompts_per_step, self.components == "package"
         enough = prompts <= self.n_train_examples
-        own_functions = any(map(callable, vars(self.estimator).values()))
+        own_functions = any(map(callable, vars(row).values()))
+        own_decides = 'False unless components is "package": a step of your own decides that itself'
         # vLLM's log-probs are those before temperature, top_p and min_tokens, or those after all three.
         whole = self.top_p == 1 and self.min_tokens == 0
+        comparable = "1 for a vLLM engine, unless top_p=1 and min_tokens=0: its log-probs would not be comparable"
         most = 1 / self.learning_rate  # AdamW takes weight_decay * learning_rate off every weight, at every update
         return [
-            ("group_size", group > 1 or not self.estimator.needs_a_group, "at least 2 for this estimator"),
+            ("group_size", group > 1 or not row.needs_a_group, "at least 2 for this estimator"),
             ("train_batch_size", train % group == 0, f"a multiple of group_size={group}"),
             ("rollout_batch_size", self.rollout_batch_size % train == 0, f"a multiple of train_batch_size={train}"),
             ("gradient_accumulation_steps", train % steps == 0, f"a divisor of train_batch_size={train}"),
             ("n_train_examples", enough, f"at least rollout_batch_size / group_size = {prompts}"),
             ("components", package or not own_functions, '"package" for an estimator whose cells are functions'),
-            (
-                "components",
-                package or not self.estimator.kl_coefficient,
-                '"package" for an estimator with a KL penalty',
-            ),
-            (
-                "gradient_checkpointing",
-                package or not self.gradient_checkpointing,
-                'False unless components is "package": a step of your own decides that itself',
-            ),
+            ("components", package or not row.kl_coefficient, '"package" for an estimator with a KL penalty'),
+            ("gradient_checkpointing", package or not self.gradient_checkpointing, own_decides),
             ("engine_gpu", server or self.engine_gpu is None, 'None unless engine is "vllm-server"'),
             ("kv_cache_gib", not torch or self.kv_cache_gib == 1, "left at 1.0 for the engine torch"),
             ("sleep_level", self.engine == "vllm" or self.sleep_level == 0, '0 unless engine is "vllm"'),
             ("rollouts_ahead", server or not self.rollouts_ahead, 'False unless engine is "vllm-server"'),
-            (
-                "temperature",
-                torch or self.temperature == 1 or whole,
-                "1 for a vLLM engine, unless top_p=1 and min_tokens=0: its log-probs would not be comparable",
-            ),
+            ("temperature", torch or self.temperature == 1 or whole, comparable),
             ("min_tokens", self.min_tokens <= self.max_tokens, f"at most max_tokens={self.max_tokens}"),
             ("weight_decay", self.weight_decay * self.learning_rate < 1, f"below 1 / learning_rate = {most:g}"),
         ]

@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,30 +24,25 @@ class Progress:
 
     def __init__(self, steps: int, done: int = 0):
         self.steps = steps
-        self._bar = tqdm(total=steps, initial=done, unit="step") if bar_can_move() else None
+        self._bar = tqdm(total=steps, initial=done, unit="step", disable=not bar_can_move())
 
     def __enter__(self):
         return self
 
     def __exit__(self, *_) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
     def show(self, metrics: dict[str, Any]) -> None:
         """Show a step that is done; step 0 is the validation before training."""
         text = _summary(metrics)
-        if self._bar is None:
+        if self._bar.disable:
             print(f"step {metrics['step']:>{len(str(self.steps))}}/{self.steps}  {text}", flush=True)
-        else:
-            self._bar.set_postfix_str(text)
-            self._bar.update(min(1, metrics["step"]))
+        self._bar.set_postfix_str(text)
+        self._bar.update(min(1, metrics["step"]))
 
     def say(self, text: str) -> None:
         """Print a line that does not break the bar."""
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            tqdm.write(text)
+        print(text, flush=True) if self._bar.disable else tqdm.write(text)
 
 
 def bar_can_move() -> bool:
@@ -57,16 +52,18 @@ def bar_can_move() -> bool:
     return "JPY_SESSION_NAME" in os.environ if in_kernel else sys.stderr.isatty()
 
 
+SHOWN = {  # of a step's metrics: under which names, with how many decimal places
+    "reward": ("reward", 3),
+    "format_reward": ("format", 3),
+    "response_length": ("length", 1),
+    "val_reward": ("val_reward", 3),
+    "seconds": ("seconds", 1),
+}
+
+
 def _summary(metrics: dict[str, Any]) -> str:
-    shown = {
-        "reward": metrics.get("reward"),
-        "format": metrics.get("format_reward"),
-        "length": metrics.get("response_length"),
-        "val_reward": metrics.get("val_reward"),
-        "seconds": metrics.get("seconds"),
-    }
-    digits = {"length": 1, "seconds": 1}
-    return "  ".join(f"{k} {v:.{digits.get(k, 3)}f}" for k, v in shown.items() if v is not None)
+    known = ((name, metrics.get(metric), digits) for metric, (name, digits) in SHOWN.items())
+    return "  ".join(f"{name} {value:.{digits}f}" for name, value, digits in known if value is not None)
 
 
 class Tracker:
@@ -121,9 +118,6 @@ class Log:
         self.records.remark(text)
         self.progress.say(text)
 
-    def say_goes_on(self, checkpoint: Checkpoint) -> None:
-        self.progress.say(f"Goes on after step {checkpoint.step} of {self.progress.steps}, from its checkpoint.")
-
     def add(self, metrics: dict[str, Any]) -> None:
         """Log the metrics of one step."""
         self.records.log(metrics)
@@ -132,14 +126,22 @@ class Log:
 
 
 @contextmanager
-def open_log(records: RunRecords, steps: int) -> Iterator[Log]:
-    """Open the run's folder.  After the block it says "complete", "failed", or, by SIGTERM, "killed"."""
+def open_log(records: RunRecords, steps: int, remarks: Sequence[str]) -> Iterator[Log]:
+    """Open the run's folder.  After the block it says "complete", "failed", or, by SIGTERM, "killed".
+
+    remarks: what a reader of the results must know from the start.
+    """
     with terminated_in_order(), records, Progress(steps, records.step) as progress:
         tracker = Tracker(records.config, records.about["id"], records.tracked)
         for text in records.news:
             progress.say(text)
         try:
-            yield Log(records, progress, tracker)
+            log = Log(records, progress, tracker)
+            if records.checkpoint is not None:
+                progress.say(f"Goes on after step {records.step} of {steps}, from its checkpoint.")
+            for text in remarks if records.checkpoint is None else ():
+                log.remark(text)
+            yield log
         finally:
             tracker.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,7 +17,7 @@ from rlhelpers.kernels.tokens import encode
 from rlhelpers.models import load_policy
 from rlhelpers.tasks.datasets import PreferencePair, load_pairs
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import OfflineConfig, OfflineTask, alpaca_prompt, descend, learn
+from rlhelpers.training.offline import OfflineConfig, OfflineRun, alpaca_prompt, descend
 from rlhelpers.training.run_folder import RunRecords
 from rlhelpers.training.settings import Count, LearningRate, Real, Text, make_settings, setting
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-Score = Callable[[Sequence[PreferencePair]], tuple[Tensor, dict[str, Tensor]]]
-"""Losses and implicit rewards of pairs, as compute_dpo_losses gives them."""
+Pairs = Sequence[PreferencePair]
 
 
 class DPOConfig(OfflineConfig):
@@ -37,10 +36,9 @@ class DPOConfig(OfflineConfig):
     pairs: Text = setting(
         ..., "content", named=False, description="a file of pairs, or a folder with the four files of Anthropic's HH"
     )
-    reference_device: str | None = Field(
-        None, pattern=r"^(cpu|cuda(:\d+)?)$", description="where the reference is; None: where the policy is"
-    )
-    beta: Real = Field(1.0, gt=0, description="how dear it is to leave the reference")
+    # Where the reference is; None: where the policy is.
+    reference_device: str | None = Field(None, pattern=r"^(cpu|cuda(:\d+)?)$")
+    beta: Real = Field(1.0, gt=0)  # how dear it is to leave the reference
     n_val_pairs: Count = 200
     batch_size: Count = 64
     gradient_accumulation_steps: Count = 2
@@ -82,10 +80,8 @@ def compute_per_instance_dpo_loss(
 ) -> Tensor:
     """Return the DPO loss of one pair, a scalar on the policy's device with gradient to `lm`.  The instruction is
     written in Alpaca's template; the rest is as in kernels.dpo.compute_dpo_losses."""
-    losses, _ = compute_dpo_losses(
-        lm, lm_ref, tokenizer, beta, [alpaca_prompt(tokenizer)(prompt)], [response_chosen], [response_rejected]
-    )
-    return losses[0]
+    pair = PreferencePair(prompt, response_chosen, response_rejected, source="")
+    return losses_of([pair], lm, lm_ref, tokenizer, beta)[0][0]
 
 
 def train(config: DPOConfig) -> Path:
@@ -118,46 +114,29 @@ def train(config: DPOConfig) -> Path:
     def update(step: int) -> dict[str, Any]:
         batch = draw_batch(train_pairs, step - 1, config.batch_size, config.seed)
         found: list[dict[str, Tensor]] = []
-        parts = [partial(_part_of_loss, score, rows, len(batch), found) for rows in _microbatches(batch, config)]
-        metrics = descend(policy, optimizer, parts, config.max_grad_norm)
-        return metrics | describe_rewards(found)
 
-    return learn(
-        records,
-        policy,
-        tokenizer,
-        OfflineTask(
-            config.epochs * len(train_pairs) // config.batch_size,
-            optimizer,
-            update,
-            lambda: _validate(score, _microbatches(val_pairs, config)),
-            "val_accuracy",
-            [f"{too_long} pairs exceed the model's context and are left out."] if too_long else [],
-        ),
-    )
+        def parts_of_loss() -> Iterator[Tensor]:
+            for rows in config.microbatches(batch):
+                losses, rewards = score(rows)
+                found.append(rewards)
+                yield losses.sum() / len(batch)
 
+        return descend(policy, optimizer, parts_of_loss(), config.max_grad_norm) | describe_rewards(found)
 
-def _part_of_loss(score: Score, pairs: Sequence[PreferencePair], batch_size: int, found: list) -> Tensor:
-    """Return what these pairs add to the mean over the batch; append their rewards to `found`."""
-    losses, rewards = score(pairs)
-    found.append(rewards)
-    return losses.sum() / batch_size
+    @torch.no_grad()
+    def validate() -> dict[str, float]:
+        losses, found = zip(*map(score, config.microbatches(val_pairs)), strict=True)
+        metrics = {"loss": torch.cat(losses).mean().item()} | describe_rewards(found)
+        return {f"val_{name}": value for name, value in metrics.items()}
 
-
-@torch.no_grad()
-def _validate(score: Score, microbatches: Sequence[Sequence[PreferencePair]]) -> dict[str, float]:
-    losses, found = zip(*map(score, microbatches), strict=True)
-    metrics = {"loss": torch.cat(losses).mean().item()} | describe_rewards(found)
-    return {f"val_{name}": value for name, value in metrics.items()}
-
-
-def _microbatches(pairs: Sequence[PreferencePair], config: DPOConfig) -> list[Sequence[PreferencePair]]:
-    size = config.batch_size // config.gradient_accumulation_steps
-    return [pairs[start : start + size] for start in range(0, len(pairs), size)]
+    steps = config.epochs * len(train_pairs) // config.batch_size
+    remarks = [f"{too_long} pairs exceed the model's context and are left out."] if too_long else []
+    run = OfflineRun(records, policy, tokenizer, optimizer, steps, update, validate, "val_accuracy", remarks)
+    return run.train()
 
 
 def losses_of(
-    pairs: Sequence[PreferencePair],
+    pairs: Pairs,
     policy: PreTrainedModel,
     reference: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -171,9 +150,8 @@ def losses_of(
 
 def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     """Return metrics of the implicit rewards of some batches of pairs, in nats."""
-    chosen, rejected = (
-        torch.cat([rewards[name] for rewards in found]) for name in ("chosen_rewards", "rejected_rewards")
-    )
+    names = ("chosen_rewards", "rejected_rewards")
+    chosen, rejected = (torch.cat([rewards[name] for rewards in found]) for name in names)
     margins = chosen - rejected
     low, high = margins.float().quantile(torch.tensor([0.1, 0.9], device=margins.device)).tolist()
     return {
@@ -186,9 +164,7 @@ def describe_rewards(found: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     }
 
 
-def hold_out(
-    pairs: Sequence[PreferencePair], n_val_pairs: int, seed: int
-) -> tuple[list[PreferencePair], list[PreferencePair]]:
+def hold_out(pairs: Pairs, n_val_pairs: int, seed: int) -> tuple[Pairs, Pairs]:
     """Return pairs to train on, and `n_val_pairs` drawn by the seed to validate on.  No instruction is in both.
 
     Raises ValueError unless there are more pairs than are held out, and for a number below 0.
@@ -201,9 +177,7 @@ def hold_out(
     return [pair for pair in pairs if pair.instruction not in held_out], validation
 
 
-def _that_fit(
-    pairs: Sequence[PreferencePair], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[PreferencePair], int]:
+def _that_fit(pairs: Pairs, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[Pairs, int]:
     """Return the pairs of which both texts fit the model's context with an end, and how many do not.  Raises ValueError
     where none does, or the tokenizer has no end."""
     end_id(tokenizer)

@@ -56,21 +56,20 @@ def truncated_fraction(samples: Sequence[Sample]) -> float:
 
 def rows_to_read(samples: Iterable[Sample], grades: Iterable[Grade]) -> list[dict[str, Any]]:
     """Responses as rows for people: question, ground truth, response, verdict and why."""
-    return [_row(problem, completion, grade) for (problem, _, completion), grade in zip(samples, grades, strict=True)]
-
-
-def _row(problem: Problem, completion: Completion, grade: Grade) -> dict[str, Any]:
-    return {
-        "question": problem.question,
-        "ground_truth": problem.answer,
-        "response": completion.text,
-        "finish_reason": completion.finish_reason,
-        "tokens": len(completion.token_ids),
-        "reward": grade.answer,
-        "format_reward": grade.format,
-        "reason": grade.reason,
-        "boxes_agree": grade.boxes_agree,
-    }
+    return [
+        {
+            "question": problem.question,
+            "ground_truth": problem.answer,
+            "response": completion.text,
+            "finish_reason": completion.finish_reason,
+            "tokens": len(completion.token_ids),
+            "reward": grade.answer,
+            "format_reward": grade.format,
+            "reason": grade.reason,
+            "boxes_agree": grade.boxes_agree,
+        }
+        for (problem, _, completion), grade in zip(samples, grades, strict=True)
+    ]
 
 
 def reason_counts(rows: Sequence[Mapping[str, Any]], prefix: str = "") -> dict[str, int]:

@@ -72,14 +72,15 @@ def identity(value: Any, inside: tuple[Any, ...] = ()) -> Any:
         return ["partial", *(identity(part, inside) for part in (value.func, value.args, value.keywords))]
     if isinstance(value, ModuleType):
         return ["module", value.__name__, _digest_of_source(value)]
-    if _can_be_imported(value):
+    if can_be_imported(value):
         return ["from", value.__module__, value.__qualname__, _digest_of_source(value)]
     if inspect.isfunction(value):
         return _function(value, inside)
     return f"{type(value).__qualname__}, never the same: {uuid.uuid4()}"
 
 
-def _can_be_imported(value: Any) -> bool:
+def can_be_imported(value: Any) -> bool:
+    """Return whether `from module import name` gives this object, by its own module and name."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     return module not in (None, "__main__") and getattr(sys.modules.get(module), str(name), None) is value
 

@@ -66,27 +66,20 @@ def train(config: RunConfig) -> Path:
     task, left_out = problems_that_fit(config, task, tokenizer, policy.config.max_position_embeddings)
     remarks = [f"{left_out} problems exceed the model's context and are left out."] if left_out else []
     remarks += cautions(config, policy)
-    readers_step = load_readers_step(config)
+    readers_step = own_step.load_train_step(config.components, config.estimator.engine_ratio_cap is not None)
     engine = make_engine(config, policy, tokenizer, records.folder / "engine.log")
-    with open_log(records, config.num_rollout_steps) as log:
+    with open_log(records, config.num_rollout_steps, remarks) as log:
         if config.components == "mine":  # part of how the run was made
             shutil.copy(own_step.FILE, records.folder)
         optimizer = make_optimizer(policy, config)
         grader = Grader(get_prompt(config.prompt), task.verify)
         run = Run(config, task, grader, policy, tokenizer, engine, optimizer, log, readers_step)
         try:
-            run.train(remarks)
+            run.train()
         finally:
-            run.close()
+            run.sampler.close()
         save_policy(policy, tokenizer, records.folder / "policy")
     return records.folder
-
-
-def load_readers_step(config: RunConfig) -> TrainStep | None:
-    """The train step of my_components.py; None for the package's."""
-    if config.components == "package":
-        return None
-    return own_step.load_train_step(config.components, config.estimator.engine_ratio_cap is not None)
 
 
 def problems_that_fit(config: RunConfig, task: Task, tokenizer, context: int) -> tuple[Task, int]:
@@ -193,11 +186,9 @@ class Run:
 
     # --- all steps, and what is due between them ---------------------------------------------------------------------
 
-    def train(self, remarks: Sequence[str] = ()) -> None:
-        """Take all steps that are not done yet.  `remarks`: what a reader of the results must know from the start."""
-        records = self.log.records
-        first = self.begin(remarks) if records.checkpoint is None else self.go_on(records.pop_checkpoint())
-        steps = range(first, self.config.num_rollout_steps + 1)
+    def train(self) -> None:
+        """Take all steps that are not done yet."""
+        steps = range(self.begin(), self.config.num_rollout_steps + 1)
         take_steps(self.log, steps, self.whole_step, self.update.stop_if_diverged, self.checkpoint)
         if skipped := self.update.state["skipped"]:
             self.log.remark(f"{skipped} updates were skipped: their loss or gradient was not finite.")
@@ -208,22 +199,18 @@ class Run:
                 "prompt."
             )
 
-    def begin(self, remarks: Sequence[str]) -> int:
-        """Return the first step to be done."""
-        for text in remarks:
-            self.log.remark(text)
-        self.sampler.sync()
-        return 0
-
-    def go_on(self, checkpoint: Checkpoint) -> int:
-        """Be as if the step of the checkpoint had just been done; return the next one."""
+    def begin(self) -> int:
+        """Be as if the step of the checkpoint, where there is one, had just been done.  Return the next step."""
+        if self.log.records.checkpoint is None:
+            self.sampler.sync()
+            return 0
+        checkpoint = self.log.records.pop_checkpoint()
         checkpoint.restore(self.policy, self.optimizer)
         self.tally, self.sampler.restarts = checkpoint.carried["tally"], checkpoint.carried["restarts"]
         self.update.state |= checkpoint.carried.get("updates", {})  # older checkpoints have none
         self.rollouts.put_back(checkpoint.ahead)
         self.sampler.sync()
         checkpoint.restore_randomness(self.policy.device)
-        self.log.say_goes_on(checkpoint)
         return checkpoint.step + 1
 
     def checkpoint(self, number: int) -> Checkpoint:
@@ -244,18 +231,12 @@ class Run:
             if keeps_rollouts:
                 records.write_rollouts(number, "train", rows)
         if is_due(number, config.eval_every, config.num_rollout_steps):
-            val_metrics, rows = self.validate(number)
+            sampling = self.sampling("validation", number, 1)  # each problem once, as in training
+            val_metrics, rows = evaluate(self.sampler, self.task.validation, self.grader, sampling)
             metrics |= val_metrics
             if keeps_rollouts:
                 records.write_rollouts(number, "validation", rows)
         return metrics
-
-    def validate(self, number: int) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Sample each validation problem once, as in training."""
-        return evaluate(self.sampler, self.task.validation, self.grader, self.sampling("validation", number, 1))
-
-    def close(self) -> None:
-        self.sampler.close()
 
 
 def step_metrics(batches: Sequence[Batch], updates: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -273,9 +254,5 @@ def step_metrics(batches: Sequence[Batch], updates: Sequence[dict[str, Any]]) ->
 
 def rows_of(batches: Sequence[Batch]) -> list[dict[str, Any]]:
     """Responses as rows for people, with the rewards that were paid."""
-    rows = []
-    for batch in batches:
-        paid = zip(batch.rewards.tolist(), batch.format_rewards.tolist(), strict=True)
-        read = rows_to_read(batch.samples, batch.grades)
-        rows += [row | {"reward": r, "format_reward": f} for row, (r, f) in zip(read, paid, strict=True)]
-    return rows
+    pairs = (zip(rows_to_read(batch.samples, batch.grades), batch.paid, strict=True) for batch in batches)
+    return [row | paid for of_batch in pairs for row, paid in of_batch]

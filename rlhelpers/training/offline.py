@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from rlhelpers.tasks import Grader, Prompt, load_task
 from rlhelpers.tasks.datasets import files_of_pairs
 from rlhelpers.tasks.prompts import ALPACA
 from rlhelpers.training.checkpoint import Checkpoint
-from rlhelpers.training.console import Log, is_due, open_log, take_steps
+from rlhelpers.training.console import is_due, open_log, take_steps
 from rlhelpers.training.draws import derive_seed
 from rlhelpers.training.evaluation import evaluate
 from rlhelpers.training.run_folder import RunRecords
@@ -29,6 +29,8 @@ from rlhelpers.training.updates import MAX_SKIPPED, diverged
 
 if TYPE_CHECKING:  # transformers takes seconds to import
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+T = TypeVar("T")
 
 
 class OfflineConfig(RunSettings):
@@ -55,61 +57,58 @@ class OfflineConfig(RunSettings):
         for path in self.affecting("content").values():
             yield from (file for file in files_of_pairs(path) if file.is_file())
 
+    def microbatches(self, rows: Sequence[T]) -> list[Sequence[T]]:
+        size = self.batch_size // self.gradient_accumulation_steps
+        return [rows[start : start + size] for start in range(0, len(rows), size)]
 
-@dataclass(frozen=True)
-class OfflineTask:
-    """What a run does.  `update(step)`, from 1, moves the weights once; `update` and `validate` return metrics.
-    best_by: the validation metric by whose highest value the policy is kept in the folder `best` too."""
 
-    steps: int
+@dataclass
+class OfflineRun:
+    """A run.  `update(step)`, from 1, moves the weights once; `update` and `validate` return metrics.
+
+    best_by: the validation metric by whose highest value the policy is kept in the folder `best` too.
+    """
+
+    records: RunRecords
+    policy: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
     optimizer: Optimizer
+    steps: int
     update: Callable[[int], dict[str, Any]]
     validate: Callable[[], dict[str, Any]]
     best_by: str | None = None
     remarks: Sequence[str] = ()
 
+    def train(self) -> Path:
+        """Do every step with all that is due after it; return the run's folder, with the policy in it.
 
-def learn(records: RunRecords, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: OfflineTask) -> Path:
-    """Do every step of the task with all that is due after it; return the run's folder, with the policy in it.
-
-    An update whose loss or gradient is not finite is skipped; MAX_SKIPPED in a row raise DivergedError.
-    """
-    run = _Run(records, policy, tokenizer, task)
-    with open_log(records, task.steps) as log:
-        steps = range(run.begin(log), task.steps + 1)
-        take_steps(log, steps, run.step, run.stop_if_diverged, run.make_checkpoint)
-        save_policy(policy, tokenizer, records.folder / "policy")
-    return records.folder
-
-
-class _Run:
-    """A task under way."""
-
-    def __init__(self, records: RunRecords, policy, tokenizer, task: OfflineTask):
-        self.records, self.policy, self.tokenizer, self.task = records, policy, tokenizer, task
+        An update whose loss or gradient is not finite is skipped; MAX_SKIPPED in a row raise DivergedError.
+        """
         self.carried: dict[str, Any] = {"best": None, "skipped_in_a_row": 0}
-        self.answer_problems = _problems_to_answer(records.config, policy, tokenizer)
+        self.answer_problems = _problems_to_answer(self.records.config, self.policy, self.tokenizer)
+        with open_log(self.records, self.steps, self.remarks) as log:
+            steps = range(self._begin(), self.steps + 1)
+            take_steps(log, steps, self._step, self._stop_if_diverged, self._checkpoint)
+            save_policy(self.policy, self.tokenizer, self.records.folder / "policy")
+        return self.records.folder
 
-    def begin(self, log: Log) -> int:
+    def _begin(self) -> int:
         """Return the first step to be done."""
         if self.records.checkpoint is None:
-            for text in self.task.remarks:
-                log.remark(text)
             return 0
         checkpoint = self.records.pop_checkpoint()
-        checkpoint.restore(self.policy, self.task.optimizer)
+        checkpoint.restore(self.policy, self.optimizer)
         checkpoint.restore_randomness(self.policy.device)
         self.carried = {name: checkpoint.carried[name] for name in self.carried}
-        log.say_goes_on(checkpoint)
         return checkpoint.step + 1
 
-    def step(self, number: int) -> dict[str, Any]:
-        metrics = self.task.update(number) if number > 0 else {}
+    def _step(self, number: int) -> dict[str, Any]:
+        metrics = self.update(number) if number > 0 else {}
         self.carried["skipped_in_a_row"] = self.carried["skipped_in_a_row"] + 1 if metrics.get("skipped_update") else 0
-        if is_due(number, self.records.config.eval_every, self.task.steps):
-            metrics |= self.task.validate() | self.answer_problems(number)
-            if number > 0 and self.task.best_by is not None:
-                self._keep_if_best(metrics[self.task.best_by])
+        if is_due(number, self.records.config.eval_every, self.steps):
+            metrics |= self.validate() | self.answer_problems(number)
+            if number > 0 and self.best_by is not None:
+                self._keep_if_best(metrics[self.best_by])
         return metrics
 
     def _keep_if_best(self, value: float) -> None:
@@ -117,25 +116,24 @@ class _Run:
             self.carried["best"] = value
             save_policy(self.policy, self.tokenizer, self.records.folder / "best")
 
-    def stop_if_diverged(self) -> None:
+    def _stop_if_diverged(self) -> None:
         if self.carried["skipped_in_a_row"] >= MAX_SKIPPED:
             raise diverged(self.carried["skipped_in_a_row"])
 
-    def make_checkpoint(self, number: int) -> Checkpoint:
+    def _checkpoint(self, number: int) -> Checkpoint:
         kept = self.carried | {"remarks": self.records.remarks}
-        return Checkpoint.take(number, self.records.fingerprint, kept, self.policy, self.task.optimizer, None)
+        return Checkpoint.take(number, self.records.fingerprint, kept, self.policy, self.optimizer, None)
 
 
 def descend(
-    policy: PreTrainedModel, optimizer: Optimizer, parts: Iterable[Callable[[], Tensor]], max_grad_norm: float
+    policy: PreTrainedModel, optimizer: Optimizer, losses: Iterator[Tensor], max_grad_norm: float
 ) -> dict[str, float]:
-    """Do one update, without dropout.  `parts` compute losses that add up to the batch's.  Returns `loss` and the
-    metrics of clip_and_step."""
+    """Do one update, without dropout.  The losses are computed one by one and add up to the batch's.  Returns `loss`
+    and the metrics of clip_and_step."""
     policy.zero_grad(set_to_none=True)
     total = torch.zeros(())
     with eval_mode(policy):
-        for part in parts:
-            loss = part()
+        for loss in losses:
             loss.backward()
             total += loss.detach().cpu()
     return {"loss": total.item()} | clip_and_step(policy, optimizer, total, max_grad_norm)

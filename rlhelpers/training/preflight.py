@@ -1,14 +1,11 @@
 """Checks before the first step: that problems and model exist and fit each other, and what a reader of the results must
 know of settings that are accepted."""
 
-from __future__ import annotations
-
 import json
 import os.path
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,10 +13,6 @@ from rlhelpers import paths
 from rlhelpers.models import revision
 from rlhelpers.tasks.task import check_task
 from rlhelpers.training.config import RunConfig
-
-if TYPE_CHECKING:  # transformers takes seconds to import
-    from transformers import PreTrainedModel
-
 
 ACCEPTED = "tiny, a folder with a model and its tokenizer, or a name on the hub"
 
@@ -89,7 +82,7 @@ def _of_the_hub(name: str) -> str | None:
 FEW = 0.01  # of the weights
 
 
-def cautions(config: RunConfig, policy: PreTrainedModel) -> Iterator[str]:
+def cautions(config: RunConfig, policy: torch.nn.Module) -> Iterator[str]:
     """Yield a sentence for each thing that a reader of the results must know before the first step.
 
     Sampling leaves tokens out and the method has ratios of probabilities.  Or weights in half precision, which have no

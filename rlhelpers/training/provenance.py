@@ -34,8 +34,6 @@ def _commit() -> str | None:
     """Return the checkout's commit, marked where files differ from it; None outside a git checkout."""
     command = ["git", "-C", str(paths.ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        return subprocess.run(
-            command, capture_output=True, encoding="utf-8", errors="replace", check=True, timeout=10
-        ).stdout.strip()
+        return subprocess.check_output(command, stderr=subprocess.DEVNULL, encoding="ascii", timeout=10).strip()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -155,15 +155,8 @@ def make_engine(
     from rlhelpers.rollouts.vllm_server import VLLMServer
 
     gpu = server_gpu(config.engine_gpu, policy.device, torch.cuda.device_count())
-    return VLLMServer(
-        model,
-        gpu=gpu,
-        tokenizer=tokenizer,
-        dtype=str(policy.dtype).removeprefix("torch."),
-        weight_backend=weight_backend(policy.device, gpu),
-        log=log,
-        **settings,
-    )
+    dtype, backend = str(policy.dtype).removeprefix("torch."), weight_backend(policy.device, gpu)
+    return VLLMServer(model, gpu=gpu, tokenizer=tokenizer, dtype=dtype, weight_backend=backend, log=log, **settings)
 
 
 def check_engine(config: RunConfig, device: torch.device) -> None:

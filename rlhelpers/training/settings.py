@@ -7,7 +7,7 @@ bool that could mean two things is refused.
 import ast
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -42,10 +42,15 @@ def read_switch(value: Any) -> bool:
     return value
 
 
-def _no_bool(value: Any) -> Any:
-    if isinstance(value, bool):  # which Python counts as 1: two parameters were confused
-        raise ValueError("accepted is a number")
-    return value
+def _only(fits: Callable[[Any], Any], accepted: str) -> Callable[[Any], Any]:
+    """Return a function for pydantic that returns a value that fits, and raises ValueError for others."""
+
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(f"accepted {accepted}")
+        return value
+
+    return check
 
 
 def _pair(value: Any) -> Any:
@@ -61,31 +66,18 @@ def _pair(value: Any) -> Any:
     return read
 
 
-def _text(text: str) -> str:
-    if not text.strip() or "\0" in text:
-        raise ValueError("accepted is a text that is not blank and has no NUL")
-    return text
-
-
-def _temperature(value: float) -> float:
-    if value != 0 and not 0.01 <= value <= 100:
-        raise ValueError("accepted is 0, which is greedy, or a number from 0.01 to 100")
-    return value
-
-
-def _name(text: str) -> str:
-    if not re.fullmatch(r"[\w,=+-][\w.,=+-]*", text):
-        raise ValueError("accepted are letters, digits and _ . , = + -, and no dot at the beginning")
-    if len(text.encode("utf-8")) > 200:
-        raise ValueError("accepted are names of at most 200 bytes")
-    return text
+_is_text = _only(lambda text: text.strip() and "\0" not in text, "is a text that is not blank and has no NUL")
+_is_short = _only(lambda text: len(text.encode("utf-8")) <= 200, "are names of at most 200 bytes")
+_is_name = _only(re.compile(r"[\w,=+-][\w.,=+-]*").fullmatch, "are letters, digits and _ . , = + -, no dot in front")
+_is_no_bool = _only(lambda value: not isinstance(value, bool), "is a number")  # True is 1: two parameters were confused
+_is_temperature = _only(lambda t: t == 0 or 0.01 <= t <= 100, "is 0, which is greedy, or a number from 0.01 to 100")
 
 
 def _estimator_row(value: Any) -> Any:
     row = ESTIMATORS.get(value) if isinstance(value, str) else value
     if not isinstance(row, Estimator):
         raise ValueError(f"accepted are {', '.join(ESTIMATORS)}, or an Estimator of your own")
-    if not isinstance(row.name, str) or not row.name:
+    if not row.name:
         raise ValueError("accepted as its name is a text that is not empty")
     if ESTIMATORS.get(row.name, row) != row:
         raise ValueError(f"the name {row.name!r} belongs to another row of the table; give yours its own")
@@ -106,18 +98,18 @@ def _plain(row: Estimator) -> dict[str, Any]:
 
 
 Switch = Annotated[bool, BeforeValidator(read_switch)]
-Whole = Annotated[int, BeforeValidator(_no_bool)]
-Real = Annotated[float, BeforeValidator(_no_bool)]
+Whole = Annotated[int, BeforeValidator(_is_no_bool)]
+Real = Annotated[float, BeforeValidator(_is_no_bool)]
 Count = Annotated[Whole, Field(ge=1, lt=2**31)]  # no batch and no run is larger, and every library can hold it
 Positive = Annotated[Real, Field(gt=0)]
 LearningRate = Annotated[Real, Field(gt=0, le=1)]
 Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 Momentum = Annotated[Real, Field(ge=0, lt=1)]
-Temperature = Annotated[Real, AfterValidator(_temperature)]
+Temperature = Annotated[Real, AfterValidator(_is_temperature)]
 Betas = Annotated[tuple[Momentum, Momentum], BeforeValidator(_pair)]
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:[0-9]{1,3})?)$")]
-Text = Annotated[str, AfterValidator(_text)]
-Name = Annotated[str, AfterValidator(_name)]
+Text = Annotated[str, AfterValidator(_is_text)]
+Name = Annotated[str, AfterValidator(_is_name), AfterValidator(_is_short)]
 EstimatorRow = Annotated[Estimator, BeforeValidator(_estimator_row), PlainSerializer(_plain)]
 
 
@@ -131,17 +123,15 @@ def between(least: int, most: int) -> Any:
 Affects = Literal["numbers", "rounding", "nothing", "content"]
 
 
-def setting(default: Any, affects: Affects, named: bool = True, added_later: bool = False, **checks: Any) -> Any:
+def setting(default: Any, affects: Affects, named: bool = True, **checks: Any) -> Any:
     """Return a pydantic Field that says what the setting means for a run.  A setting without it affects numbers.
 
     affects: "numbers": runs with other values cannot be compared.  "rounding": they can, but not bit for bit.
       "nothing": where the run lies, how it is watched, what is kept of it, where another process has its memory.
       "content": it names a file, and what the file holds affects numbers.
     named: a value that differs from the preset's stands in the variant's name.
-    added_later: earlier runs were recorded without it, so fingerprints leave it out at its default.
     """
-    marks = {"affects": affects, "named": named, "added_later": added_later}
-    return Field(default, json_schema_extra=marks, **checks)
+    return Field(default, json_schema_extra={"affects": affects, "named": named}, **checks)
 
 
 class RunSettings(BaseModel):
@@ -151,25 +141,22 @@ class RunSettings(BaseModel):
     # The order in a variant's name, which folders of earlier runs have; the others follow as they are declared.
     NAMED_FIRST: ClassVar[tuple[str, ...]] = ()
 
-    experiment: Name = setting(..., "nothing", named=False, description="first folder under data/runs")
-    variant: Name | None = setting(None, "nothing", named=False, description="second folder; None: see make_settings")
+    experiment: Name = setting(..., "nothing", named=False)  # first folder under data/runs
+    variant: Name | None = setting(None, "nothing", named=False)  # second folder; None: see make_settings
     seed: Seed = setting(0, "numbers", named=False)
-    model: Text = Field("tiny", description='"tiny", a Hugging Face name, or a directory')
-    device: Device = setting("auto", "rounding", named=False, description="auto: cuda where there is one")
-    gradient_checkpointing: Switch = setting(
-        False, "rounding", description="keep only the inputs of layers: less memory, a slower update"
-    )
-    task: Text = Field("tiny", description='"tiny", "gsm8k", "gym/<name>", or a folder of JSONL files')
+    model: Text = "tiny"  # or a Hugging Face name, or a directory
+    device: Device = setting("auto", "rounding", named=False)  # auto: cuda where there is one
+    # Keep only the inputs of layers: less memory, a slower update.
+    gradient_checkpointing: Switch = setting(False, "rounding")
+    task: Text = "tiny"  # or "gsm8k", "gym/<name>", or a folder of JSONL files
     n_val_examples: Count
-    max_tokens: Count = Field(64, description="longest response")
+    max_tokens: Count = 64  # of the longest response
     gradient_accumulation_steps: Count = setting(..., "rounding")
     learning_rate: LearningRate
-    max_grad_norm: Real = Field(1.0, gt=0, allow_inf_nan=True, description="inf: no clipping")
+    max_grad_norm: Real = Field(1.0, gt=0, allow_inf_nan=True)  # inf: no clipping
     eval_every: Count
-    checkpoint_every: Count = setting(..., "nothing", named=False, description="steps between checkpoints")
-    resume: Switch = setting(
-        False, "nothing", named=False, description="go on with an unfinished run of these settings"
-    )
+    checkpoint_every: Count = setting(..., "nothing", named=False)  # steps between checkpoints
+    resume: Switch = setting(False, "nothing", named=False)  # go on with an unfinished run of these settings
     tracker: Literal["wandb", "trackio"] | None = setting(None, "nothing", named=False)
 
     def rules(self) -> list[tuple[str, bool, str]]:
@@ -188,7 +175,7 @@ class RunSettings(BaseModel):
     def mark(cls, name: str, mark: str) -> Any:
         """Return what `setting` was told of a setting."""
         declared = RunSettings.model_fields.get(name) or cls.model_fields[name]
-        return (declared.json_schema_extra or {"affects": "numbers", "named": True, "added_later": False})[mark]
+        return (declared.json_schema_extra or {"affects": "numbers", "named": True})[mark]
 
     def affecting(self, *what: Affects) -> dict[str, Any]:
         """Return the settings that affect one of these, as JSON has them."""
@@ -209,11 +196,7 @@ class RunSettings(BaseModel):
 
     def deciding(self) -> dict[str, Any]:
         """Return the settings that can change a bit of the run's numbers, as JSON has them."""
-        settings = self.affecting("numbers", "rounding") | {"device": self.device.partition(":")[0]}
-        for name, field in type(self).model_fields.items():
-            if self.mark(name, "added_later") and getattr(self, name) == field.get_default():
-                settings.pop(name, None)
-        return settings
+        return self.affecting("numbers", "rounding") | {"device": self.device.partition(":")[0]}
 
     def files(self) -> Iterator[Path]:
         """Files whose content decides the run's numbers.  What is missing is for those who need it to say."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from rlhelpers.checks import check_flag, check_one_of, check_whole
 from rlhelpers.kernels import get_response_log_probs
@@ -19,7 +18,7 @@ from rlhelpers.models import eval_mode, load_policy, make_optimizer
 from rlhelpers.tasks.datasets import read_instructions
 from rlhelpers.tasks.prompts import render
 from rlhelpers.training.draws import draw_batch
-from rlhelpers.training.offline import OfflineConfig, OfflineTask, descend, learn
+from rlhelpers.training.offline import OfflineConfig, OfflineRun, descend
 from rlhelpers.training.run_folder import RunRecords
 from rlhelpers.training.settings import Betas, Count, LearningRate, Real, Text, make_settings, setting
 
@@ -38,7 +37,7 @@ class SFTConfig(OfflineConfig):
     batch_size: Count = 16
     gradient_accumulation_steps: Count = 1
     learning_rate: LearningRate = 1e-3
-    warmup: Real = Field(0.03, ge=0, le=1, description="share of the steps over which the rate rises")
+    warmup: Real = Field(0.03, ge=0, le=1)  # share of the steps over which the rate rises
     betas: Betas = (0.9, 0.95)
     weight_decay: Real = Field(0.0, ge=0)
     eval_every: Count = 20
@@ -91,16 +90,15 @@ def train(config: SFTConfig) -> Path:
         rate = config.learning_rate * factor(step)
         for group in optimizer.param_groups:
             group["lr"] = rate
-        batch = draw_batch(range(len(pieces)), step - 1, config.batch_size, config.seed)
-        size = config.batch_size // config.gradient_accumulation_steps
-        parts = [
-            partial(_part_of_loss, policy, [pieces[i] for i in batch[start : start + size]], config.batch_size)
-            for start in range(0, config.batch_size, size)
-        ]
-        return descend(policy, optimizer, parts, config.max_grad_norm) | {"learning_rate": rate}
+        batch = draw_batch(pieces, step - 1, config.batch_size, config.seed)
+        cut = config.microbatches(batch)
+        means = (_losses(policy, default_collate(rows)).mean() * len(rows) / len(batch) for rows in cut)
+        return descend(policy, optimizer, means, config.max_grad_norm) | {"learning_rate": rate}
 
-    task = OfflineTask(steps, optimizer, update, lambda: {"val_loss": mean_loss(policy, val_pieces)})
-    return learn(records, policy, tokenizer, task)
+    def validate() -> dict[str, float]:
+        return {"val_loss": mean_loss(policy, val_pieces)}
+
+    return OfflineRun(records, policy, tokenizer, optimizer, steps, update, validate).train()
 
 
 def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
@@ -114,24 +112,17 @@ def warmup_and_cosine(warmup: float, steps: int) -> Callable[[int], float]:
 
 
 @torch.no_grad()
-def mean_loss(policy: PreTrainedModel, pieces: PackedSFTDataset, batch_size: int = 16) -> float:
+def mean_loss(policy: PreTrainedModel, pieces: PackedSFTDataset) -> float:
     """Return the loss in nats per token over all pieces."""
     with eval_mode(policy):
-        sums = [_losses(policy, batch).sum().item() for batch in iterate_batches(pieces, batch_size, shuffle=False)]
+        sums = [_losses(policy, batch).sum().item() for batch in iterate_batches(pieces, 16, shuffle=False)]
     return sum(sums) / (len(pieces) * pieces.seq_length)
-
-
-def _part_of_loss(policy: PreTrainedModel, pieces: Sequence[dict[str, Tensor]], batch_size: int) -> Tensor:
-    """Return what these pieces add to the mean over all tokens of the batch."""
-    batch = {name: torch.stack([piece[name] for piece in pieces]) for name in pieces[0]}
-    return _losses(policy, batch).mean() * len(pieces) / batch_size
 
 
 def _losses(policy: PreTrainedModel, batch: dict[str, Tensor]) -> Tensor:
     """-log pi(label), (pieces, seq_length)."""
-    return -get_response_log_probs(policy, batch["input_ids"].to(policy.device), batch["labels"].to(policy.device))[
-        "log_probs"
-    ]
+    ids, labels = (batch[name].to(policy.device) for name in ("input_ids", "labels"))
+    return -get_response_log_probs(policy, ids, labels)["log_probs"]
 
 
 def _check_sizes(config: SFTConfig, pieces: int, val_pieces: int, context: int) -> None:

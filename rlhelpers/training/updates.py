@@ -50,6 +50,11 @@ class Batch:
     format_rewards: Tensor
     compared: tuple[Tensor, Tensor] | None = None
 
+    @property
+    def paid(self) -> list[dict[str, float]]:
+        pairs = zip(self.rewards.tolist(), self.format_rewards.tolist(), strict=True)
+        return [{"reward": reward, "format_reward": format_reward} for reward, format_reward in pairs]
+
 
 def cut(
     samples: Sequence[Sample], grades: Sequence[Grade], config: RunConfig, tokenizer: PreTrainedTokenizerBase
@@ -128,12 +133,8 @@ class Updates:
     ):
         self.config, self.policy, self.tokenizer, self.optimizer = config, policy, tokenizer, optimizer
         self.grader, self.own_step, self.log = grader, own_step, log
-        self.state: dict[str, Any] = {
-            "skipped": 0,
-            "in_a_row": 0,
-            "first": "",  # of those in a row
-            "accumulation": config.gradient_accumulation_steps,
-        }
+        self.state: dict[str, Any] = {"skipped": 0, "in_a_row": 0, "first": ""}  # the first of those in a row
+        self.state["accumulation"] = config.gradient_accumulation_steps
 
     def __call__(self, step: int, number: int, batch: Batch) -> dict[str, Any]:
         """Update number `number` of a step; returns its metrics.  Whatever the train step raises goes on up."""
@@ -206,9 +207,7 @@ class Updates:
         self.state["skipped"] += 1
         self.state["in_a_row"] += 1
         if self.state["in_a_row"] == 1:
-            rewards = zip(batch.rewards.tolist(), batch.format_rewards.tolist(), strict=True)
-            paid = [{"reward": reward, "format_reward": format_reward} for reward, format_reward in rewards]
-            rows = [row | reward for row, reward in zip(sampled_rows(batch.samples), paid, strict=True)]
+            rows = [row | paid for row, paid in zip(sampled_rows(batch.samples), batch.paid, strict=True)]
             file = self.log.records.write_bad_batch(step, f"update_{number}", rows)
             self.state["first"] = f"update {number} of step {step}, whose batch is in {file.parent.name}/{file.name}"
 
