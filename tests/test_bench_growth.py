@@ -88,6 +88,7 @@ def test_memory_is_measured_in_a_process_of_its_own():
     assert growth.in_own_process(growth.extra_bytes, SMALL) > 1e6
 
 
+@pytest.mark.slow
 def test_the_command_writes_numbers_and_a_picture(monkeypatch, roots, tmp_path, capsys):
     monkeypatch.setattr(paths, "FIGURES", tmp_path / "figures")
     monkeypatch.setattr(growth, "in_own_process", lambda function, size: 2**20 * (100 + size.responses))

@@ -35,7 +35,7 @@ from rlhelpers.training.loop import train
 from rlhelpers.training.run_folder import run_state
 from rlhelpers.training.updates import MAX_SKIPPED, DivergedError
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")

@@ -280,6 +280,7 @@ def test_every_use_of_randomness_has_its_own_seed():
     assert len(seeds) == 50
 
 
+@pytest.mark.slow
 def test_the_optimizer_learns_the_task_it_is_given():
     """Eight half-size steps of the default settings raise the reward on the training batches far above chance."""
     half = {"rollout_batch_size": 64, "train_batch_size": 64, "gradient_accumulation_steps": 2}
@@ -461,6 +462,7 @@ def test_each_response_is_graded_once(monkeypatch):
     assert len(graded) == 3 * 4 + 2 * 16  # validation at steps 0 to 2, and two rollout batches
 
 
+@pytest.mark.slow
 def test_a_kl_penalty_is_measured_from_the_first_policy(monkeypatch):
     """It is 0 in the first update, and then grows.  A strong penalty holds the policy back."""
     distances = {}

@@ -23,7 +23,7 @@ from rlhelpers.training.config import make_config
 from rlhelpers.training.loop import train
 from rlhelpers.training.run_folder import RunRecords, run_state
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 ROUNDS = int(os.environ.get("RLHELPERS_KILL_ROUNDS", "1"))  # more of them, for an evening
 
