@@ -1,7 +1,7 @@
 """HTTP to a vLLM server: health, models, completions of token ids, and the calls of a weight transfer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any
 
 import httpx
@@ -23,6 +23,7 @@ class VLLMClient:
         limits = httpx.Limits(max_connections=REQUESTS_AT_A_TIME + 1, keepalive_expiry=1)
         # trust_env: a proxy of the environment would be asked for 127.0.0.1 too.
         self._http = httpx.Client(base_url=base_url, limits=limits, trust_env=False)
+        self._sampling = self._closed = False
 
     def is_ready(self, seconds: float = 5) -> bool:
         """Return whether the server is healthy.  Raises ValueError where another program answers."""
@@ -65,9 +66,17 @@ class VLLMClient:
             for ids, request in zip(prompt_ids, requests, strict=True)
         ]
         pool = ThreadPoolExecutor(min(at_a_time, REQUESTS_AT_A_TIME))
+        self._sampling = True
         try:
-            return list(pool.map(self._complete_one, bodies))
+            futures = [pool.submit(self._complete_one, body) for body in bodies]
+            while wait(futures, 0.2, FIRST_EXCEPTION).not_done and not any(f.done() and f.exception() for f in futures):
+                if self._closed:
+                    raise EngineDeadError(f"the vLLM server was left while it sampled{self.last_words()}")
+            for failed in (future for future in futures if future.done() and future.exception()):
+                failed.result()  # raises
+            return [future.result() for future in futures]
         finally:  # after an error or an interrupt, do not wait for the rest
+            self._sampling = False
             pool.shutdown(wait=False, cancel_futures=True)
 
     def call_workers(self, method: str, **given: Any) -> None:
@@ -81,7 +90,9 @@ class VLLMClient:
             raise EngineDeadError(f"no way for weights to {self.base_url}: {error}; {remedy}") from error
 
     def close(self) -> None:
-        self._http.close()
+        self._closed = True
+        if not self._sampling:  # a socket that is closed under a thread that reads it may leave the thread waiting
+            self._http.close()
 
     def _complete_one(self, body: Mapping[str, Any]) -> list[Completion]:
         answer = self._post("/v1/completions", body, SECONDS_FOR_AN_ANSWER)
