@@ -15,6 +15,7 @@ from rlhelpers.kernels.estimators import (
     check_ratio_cap,
     check_reweighting,
     importance_ratio,
+    look_up,
 )
 
 
@@ -115,7 +116,7 @@ def aggregate_loss_across_microbatch(
     check_same_shape(per_token_policy_gradient_loss=loss, mask=mask)
     check_aggregation(loss_normalization, normalization_constant)
     mask = mask.bool()
-    aggregate = AGGREGATIONS[loss_normalization] if isinstance(loss_normalization, str) else loss_normalization
+    aggregate = look_up("loss_normalization", loss_normalization, AGGREGATIONS)
     return aggregate(loss, mask, BatchSizes(len(loss), int(mask.sum()), normalization_constant))
 
 

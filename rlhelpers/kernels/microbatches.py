@@ -51,10 +51,10 @@ class TrainBatch:
         """These rows on the device, without the columns in which all of them are padding."""
         columns = self.response_mask[rows].any(dim=0).nonzero()
         width = int(columns.max()) + 1 if len(columns) else 1
-        names = ("input_ids", "labels", "response_mask", "engine_log_probs", *PER_TOKEN)
+        names = ("input_ids", "labels", "response_mask", *PER_TOKEN)  # no step reads engine_log_probs
         given = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
         cut = {name: tensor[rows.to(tensor.device)][:, :width].detach().to(device) for name, tensor in given.items()}
-        return replace(self, rewards=self.rewards[rows], **cut)
+        return replace(self, rewards=self.rewards[rows], engine_log_probs=None, **cut)
 
 
 def make_batch(

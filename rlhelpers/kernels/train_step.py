@@ -38,6 +38,7 @@ from rlhelpers.kernels.estimators import (
     Estimator,
     Reweighting,
     check_aggregation,
+    look_up,
 )
 from rlhelpers.kernels.logprobs import response_log_probs
 from rlhelpers.kernels.losses import check_has_old_log_probs, masked_mean, reweighted_loss
@@ -160,7 +161,7 @@ def microbatch_loss(
         kl = KL_ESTIMATORS[row.kl_estimator](torch.where(mask, log_probs - part.ref_log_probs, 0.0))
         loss = loss + row.kl_coefficient * kl
         metrics["kl_to_reference"] = masked_mean(kl.detach(), mask)
-    aggregate = row.loss_normalization if callable(row.loss_normalization) else AGGREGATIONS[row.loss_normalization]
+    aggregate = look_up("loss_normalization", row.loss_normalization, AGGREGATIONS)
     return aggregate(loss, mask, sizes), metrics | {"token_entropy": masked_mean(scores["token_entropy"], mask)}
 
 

@@ -63,8 +63,8 @@ def rows_to_read(samples: Iterable[Sample], grades: Iterable[Grade]) -> list[dic
             "response": completion.text,
             "finish_reason": completion.finish_reason,
             "tokens": len(completion.token_ids),
-            "reward": grade.answer,
-            "format_reward": grade.format,
+            "reward": grade.rewards["reward"],
+            "format_reward": grade.rewards["format_reward"],
             "reason": grade.reason,
             "boxes_agree": grade.boxes_agree,
         }

@@ -66,7 +66,9 @@ def cut(
 
 
 def _make_batch(samples: Sequence[Sample], grades: Sequence[Grade], group_size: int, pad_id: int) -> Batch:
-    rewards, formats = torch.tensor([[grade.answer, grade.format] for grade in grades]).unbind(dim=1)
+    rewards, formats = torch.tensor(
+        [[grade.rewards["reward"], grade.rewards["format_reward"]] for grade in grades]
+    ).unbind(dim=1)
     tensors = make_batch(token_ids(samples), rewards, group_size, pad_id)
     engine = torch.zeros(tensors.response_mask.shape)
     sampled = [log_prob for _, _, completion in samples for log_prob in completion.log_probs]
